@@ -19,6 +19,7 @@ from memopt.engine import Engine
 from memopt.graph.result_memory import as_run
 from memopt.memory.aliasing import owner
 from memopt.memory.hand_over import Handing, changed_by_hook
+from memopt.step.missing_tangents import filled
 from memopt.torch_compat.aot_autograd import aot_autograd
 from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.dead_draws import dead_draws_kept
@@ -51,7 +52,7 @@ class AtenBackend(Engine):
                 return hooks.backward(emit(module))
             count = len(module.graph.output_node().args[0])  # type: ignore[arg-type]
             outputs = [item.outputs for item in found.hand_overs]
-            return in_pieces(emit_pieces(module, found), count, outputs, hooks.backward)
+            return filled(in_pieces(emit_pieces(module, found), count, outputs, hooks.backward))
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             program, rewrite = hooks.inference(module)

@@ -16,7 +16,6 @@ import torch
 
 from memopt.step.backward_entry import look_of, no_gradient, refuse
 from memopt.step.hooked import ToBeGone, spare
-from memopt.step.missing_tangents import fill
 from memopt.torch_compat.autograd_nodes import at_end_of_backward
 from memopt.torch_compat.backward import running_node
 from memopt.torch_compat.boxed import boxed
@@ -126,7 +125,6 @@ def in_pieces(
         step = next((relay.memopt_step for relay in relays if hasattr(relay, "memopt_step")), None)
         if step is None:
             raise RuntimeError("backward was called apart from the step that it belongs to")
-        fill(node, args)
         step.begin(generate, args, advance, node, outputs)
         return [None] * count
 

@@ -11,7 +11,20 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.loops.user import BATCH, CLASSES, DEPTH, STEPS, WIDTH, Net, User, adamw, entropy, loop, stepped
+from benchmarks.loops.user import (
+    BATCH,
+    CLASSES,
+    DEPTH,
+    STEPS,
+    WIDTH,
+    Net,
+    User,
+    adamw,
+    by_closures,
+    entropy,
+    loop,
+    stepped,
+)
 
 
 @loop
@@ -193,18 +206,7 @@ def closure_of_sgd(user: User) -> Iterator[None]:
     """An optimizer of one closure a step, whose loss the loop reads."""
     model = Net()
     stepper = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
-
-        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
-            stepper.zero_grad()
-            loss = entropy(call(x), x, y)
-            loss.backward()
-            return loss
-
-        user.note(stepper.step(closure))
-        yield
+    return by_closures(user, model, stepper)
 
 
 @loop

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.loops.contrast import Encoder
-from benchmarks.loops.user import BATCH, CLASSES, STEPS, WIDTH, Net, User, adamw, entropy, loop, stepped
+from benchmarks.loops.user import BATCH, CLASSES, STEPS, WIDTH, Net, User, adamw, by_closures, entropy, loop, stepped
 
 
 @loop
@@ -64,18 +64,7 @@ def lbfgs(user: User) -> Iterator[None]:
     """An optimizer that calls its closure several times a step."""
     model = Net()
     stepper = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, history_size=4)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
-
-        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
-            stepper.zero_grad()
-            loss = entropy(call(x), x, y)
-            loss.backward()
-            return loss
-
-        user.note(stepper.step(closure))
-        yield
+    return by_closures(user, model, stepper)
 
 
 class Critic(nn.Module):

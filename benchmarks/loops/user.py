@@ -89,6 +89,22 @@ def stepped(user: User, stepper: torch.optim.Optimizer, loss: torch.Tensor) -> N
     user.note(loss)
 
 
+def by_closures(user: User, model: nn.Module, stepper: torch.optim.Optimizer) -> Iterator[None]:
+    """Steps of an optimizer that is given a closure, whose loss the loop reads."""
+    call = user.compile(model, stepper)
+    for number in range(STEPS):
+        x, y = user.data(number)
+
+        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            stepper.zero_grad()
+            loss = entropy(call(x), x, y)
+            loss.backward()
+            return loss
+
+        user.note(stepper.step(closure))
+        yield
+
+
 def plain(
     user: User,
     loss_of: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor],

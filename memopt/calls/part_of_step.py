@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from memopt.memory.optimizer import parameters_of
+from memopt.torch_compat.modules import called_module
 
 
 def is_part(owner: weakref.ref[nn.Module], optimizers: Callable[[], Sequence[Any]]) -> bool:
@@ -35,12 +36,12 @@ def is_part(owner: weakref.ref[nn.Module], optimizers: Callable[[], Sequence[Any
 
 
 def _is_called_by_another(model: nn.Module) -> bool:
-    """Whether the `forward` of a module runs that is neither the model, nor a part of it, nor its stand-in."""
+    """Whether a module is called that is neither the model, nor a part of it, nor its stand-in."""
     parts = {id(each) for each in model.modules()}
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
-        here = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
-        if isinstance(here, nn.Module) and id(here) not in parts and not _stands_for(here, model):
+        here = called_module(frame)
+        if here is not None and id(here) not in parts and not _stands_for(here, model):
             return True
         frame = frame.f_back
     return False

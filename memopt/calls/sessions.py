@@ -320,10 +320,7 @@ class Sessions(Mapping[Plan, Session]):
         if session is not None:
             release({plan: session})
             self.guards.pop(session, None)
-        self.compiled.pop(plan, None)
-        for every in (False, True):
-            self._symbolic.pop((plan, every), None)
-        self.fast_path.forget(plan)
+        self.lower_anew(plan)
 
     def lower_anew(self, plan: Plan) -> None:
         """Trace calls of these kinds anew, for the same session."""

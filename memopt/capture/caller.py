@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-# Whose `forward` the caller calls, and what torch has it called by, which returns what that does but for hooks.
+from memopt.torch_compat.modules import calls_module
+
+# Whose `forward` the caller calls.
 _STAND_IN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "module.py")
-_TORCHS = os.path.join("nn", "modules", "module.py")
-_CALLS = "_call_impl", "_wrapped_call_impl"
 # What a loss is taken by: the name of an attribute or key, or the first place.
 ATTRIBUTE, KEY, FIRST = "attribute", "key", "first"
 # Instructions that do nothing to what was returned.
@@ -52,18 +52,31 @@ class LossAlone(NamedTuple):
 
     Attributes:
         use: what it takes that by: `ATTRIBUTE`, `KEY` or `FIRST`.
-        place: where, as "file:line".
+        file, line: where.
     """
 
     use: str
-    place: str
+    file: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """Where, as "file:line", without folders."""
+        return f"{os.path.basename(self.file)}:{self.line}"
 
 
 class _Site(NamedTuple):
-    """What is known of a place in code: what a loss is taken by there, and the names that lead to what is called."""
+    """A place in code where something is called.
+
+    Attributes:
+        use: what a loss is taken by of the result, where nothing else is; else empty.
+        callee: the names that lead to what is called; none where they are not known, or do not matter.
+        is_returned: whether the result is returned as it is.
+    """
 
     use: str
     callee: tuple[str, ...]
+    is_returned: bool
 
 
 def takes_loss_alone() -> LossAlone | None:
@@ -74,8 +87,8 @@ def takes_loss_alone() -> LossAlone | None:
     stand_in = None
     while frame is not None and frame.f_code.co_filename == _STAND_IN:
         stand_in, frame = frame.f_locals.get("self", stand_in), frame.f_back
-    while frame is not None and frame.f_code.co_name in _CALLS and frame.f_code.co_filename.endswith(_TORCHS):
-        if frame.f_locals.get("self") is not stand_in or not _is_returned(frame.f_code, frame.f_lasti):
+    while frame is not None and calls_module(frame):  # it does more with the result where there are hooks
+        if frame.f_locals["self"] is not stand_in or not _site(frame.f_code, frame.f_lasti).is_returned:
             return None
         frame = frame.f_back
     if frame is None or stand_in is None:
@@ -83,7 +96,7 @@ def takes_loss_alone() -> LossAlone | None:
     site = _site(frame.f_code, frame.f_lasti)
     if not site.use or _named(site.callee, frame) is not stand_in:
         return None
-    return LossAlone(site.use, f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
+    return LossAlone(site.use, frame.f_code.co_filename, frame.f_lineno)
 
 
 def taken(outputs: Any, use: str) -> Any:
@@ -104,8 +117,9 @@ def _site(code: CodeType, place: int) -> _Site:
     if known is None:
         if len(_KNOWN) >= _MOST:
             _KNOWN.clear()
-        use = _use(code, place)
-        known = _KNOWN[id(code), place] = code, _Site(use, _callee(code, place) if use else ())
+        use, following = _use(code, place), _after(code, place)
+        is_returned = bool(following) and following[0].opname == "RETURN_VALUE"
+        known = _KNOWN[id(code), place] = code, _Site(use, _callee(code, place) if use else (), is_returned)
     return known[1]
 
 
@@ -143,11 +157,6 @@ def _after(code: CodeType, place: int) -> list[dis.Instruction]:
     return [item for item in _instructions(code) if item.offset > place]
 
 
-def _is_returned(code: CodeType, place: int) -> bool:
-    following = _after(code, place)
-    return bool(following) and following[0].opname == "RETURN_VALUE"
-
-
 def _callee(code: CodeType, place: int) -> tuple[str, ...]:
     """The names of what is called at a place, which begin where the call does; none where code has no such places."""
     every = _instructions(code)
@@ -174,14 +183,14 @@ def _use(code: CodeType, place: int) -> str:
     following = _after(code, place)
     if not following or not _READS_ALL.isdisjoint(code.co_names):
         return ""
-    if found_by(following):
-        return found_by(following)
+    if _loss_by(following):
+        return _loss_by(following)
     store, names = following[0], _names(following[0])
     if not store.opname.startswith("STORE_FAST") or not names:
         return ""
     if len(names) > 1 and not store.opname.startswith("STORE_FAST_LOAD_FAST"):
         return ""  # of two values on the stack, the first one is the call's
-    uses = {found_by(rest) for rest in _behind_loads(code, names[0])}
+    uses = {_loss_by(rest) for rest in _behind_loads(code, names[0])}
     return uses.pop() if len(uses) == 1 else ""
 
 
@@ -205,7 +214,7 @@ def _behind_loads(code: CodeType, name: str) -> Iterator[list[dis.Instruction]]:
             yield every[place + 1 :] if loaded[-1] == name and loaded.count(name) == 1 else []
 
 
-def found_by(following: list[dis.Instruction]) -> str:
+def _loss_by(following: list[dis.Instruction]) -> str:
     """What the first of these instructions take a loss by of what lies on the stack, leaving nothing else; or empty."""
     if not following:
         return ""

@@ -48,7 +48,7 @@ def _call(node: fx.Node) -> GraphNode:
     marks += " again" if "recomputes" in node.meta else ""
     call, names = fake_calls.behind(node), list[str]()
     if call is not None:
-        fx.map_arg((node.args, node.kwargs), lambda operand: names.append(operand.name))
+        names = [operand.name for operand in fake_calls.operands_of(node)]
         known = call.facts.get(_FACT)
         if known is not None and known[:2] == (names, marks):
             said: GraphNode = known[2]

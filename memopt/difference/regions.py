@@ -271,14 +271,9 @@ def _differs(node: fx.Node, other: fx.Node | None) -> bool:
         return True
     call = fake_calls.behind(node)
     if call is not None and call is fake_calls.behind(other):  # all arguments are the same but for who is read
-        return _names(node) != _names(other)
+        pairs = zip(fake_calls.operands_of(node), fake_calls.operands_of(other), strict=True)
+        return any(mine.name != theirs.name for mine, theirs in pairs)
     return repr((node.args, node.kwargs)) != repr((other.args, other.kwargs))
-
-
-def _names(node: fx.Node) -> list[str]:
-    found: list[str] = []
-    fx.map_arg((node.args, node.kwargs), lambda operand: found.append(operand.name))
-    return found
 
 
 class _Groups:

@@ -12,7 +12,7 @@ import torch
 from memopt.torch_compat.dispatch import no_modes
 from memopt.torch_compat.fake_tensors import FakeTensor, FakeTensorMode, has_symbols
 from memopt.torch_compat.operators import OpOverload
-from memopt.torch_compat.storages import id_of_storage
+from memopt.torch_compat.storages import id_of_storage, span_of
 
 # Of each fake mode, what is known of calls in it.
 _KNOWN: WeakKeyDictionary[FakeTensorMode, dict[Any, Results]] = WeakKeyDictionary()
@@ -100,7 +100,9 @@ def learn(mode: FakeTensorMode, key: Any, operands: Sequence[Any], value: Any) -
         memory = id_of_storage(storage)
         place = given.get(memory)
         if place is None:
-            if memory in given or memory in seen or leaf.storage_offset() or storage.nbytes() != _own_bytes(leaf):
+            if memory in given or memory in seen or leaf.storage_offset():
+                return
+            if storage.nbytes() != span_of(leaf.shape, leaf.stride()) * leaf.element_size():  # it is a part of more
                 return
             seen.add(memory)
         elif (leaf.dtype, leaf.device) != (operands[place].dtype, operands[place].device):
@@ -116,14 +118,6 @@ def _is_plain(leaf: FakeTensor) -> bool:
     if leaf.layout is not torch.strided or leaf.constant is not None or leaf.requires_grad:
         return False
     return not (has_symbols(leaf) or leaf.is_conj() or leaf.is_neg())
-
-
-def _own_bytes(leaf: torch.Tensor) -> int:
-    """Bytes of the memory that is made for a tensor of this layout."""
-    if leaf.numel() == 0:
-        return 0
-    reach = sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
-    return (1 + reach) * leaf.element_size()
 
 
 def _made(layout: _Layout, mode: FakeTensorMode, operands: Sequence[Any]) -> FakeTensor:

@@ -215,12 +215,18 @@ def unchanged(node: fx.Node, values: Mapping[fx.Node, Any], mode: FakeTensorMode
     if call.settings and call.settings != _settings(call.target):
         return False, None
     if kept.operands is None:
-        kept.operands = []
-        fx.map_arg((node.args, node.kwargs), kept.operands.append)
+        kept.operands = operands_of(node)
     for operand, before in zip(kept.operands, call.operands, strict=True):
         if values[operand] is not before:
             return False, None
     return True, kept.value
+
+
+def operands_of(node: fx.Node) -> list[fx.Node]:
+    """The nodes among a node's arguments, in order, each as often as it is there."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return found
 
 
 def behind(node: fx.Node) -> Call | None:

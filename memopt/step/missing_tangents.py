@@ -14,6 +14,7 @@ import torch
 
 from memopt.torch_compat.backward import running_node
 from memopt.torch_compat.boxed import boxed
+from memopt.torch_compat.storages import span_of
 
 ZEROS = "memopt: zeros"  # in the metadata of autograd's node: what is missing, in order
 
@@ -57,32 +58,21 @@ class Tangent:
 
     def zeros(self) -> torch.Tensor:
         """Zeros in its place."""
-        dtype = getattr(torch, self.dtype)
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
-        extent = 0 if 0 in self.shape else extent
-        return torch.zeros(extent, dtype=dtype, device=self.device).as_strided(self.shape, self.strides)
-
-
-def fill(node: Any, args: list[Any]) -> None:
-    """Put zeros into the arguments of backward that autograd has left out, once.
-
-    Args:
-        node: whose backward it is; None where it is called by hand.
-        args: of backward, changed in place.
-    """
-    missing: Sequence[Tangent] = () if node is None else node.metadata.pop(ZEROS, ())
-    if not missing:
-        return
-    places = [place for place, value in enumerate(args) if value is None]
-    for place, tangent in zip(places, missing, strict=True):
-        args[place] = tangent.zeros()
+        elements = span_of(self.shape, self.strides)
+        memory = torch.zeros(elements, dtype=getattr(torch, self.dtype), device=self.device)
+        return memory.as_strided(self.shape, self.strides)
 
 
 def filled(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
-    """A compiled backward that is given zeros where autograd has no gradients."""
+    """A compiled backward that is given zeros in place of the arguments that autograd has left out."""
 
     def backward(args: list[Any]) -> Sequence[Any]:
-        fill(running_node(), args)
+        node = running_node()  # None where it is called by hand
+        missing: Sequence[Tangent] = () if node is None else node.metadata.get(ZEROS, ())
+        if missing:
+            places = [place for place, value in enumerate(args) if value is None]
+            for place, tangent in zip(places, missing, strict=True):
+                args[place] = tangent.zeros()
         return run(args)
 
     return boxed(backward)

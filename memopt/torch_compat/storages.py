@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,13 @@ def id_of_storage(storage: torch.UntypedStorage) -> int:
 def storage_users(storage: torch.UntypedStorage) -> int:
     """How many tensors and Python objects hold a storage: `storage` itself is one of them."""
     return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements of memory from the first to the last that a layout reaches; 0 where it has none."""
+    if math.prod(shape) == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -272,6 +272,22 @@ def test_what_the_caller_lets_go_of_is_gone() -> None:
     assert any("nothing else" in note for note in run.report.notes)
 
 
+def test_code_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call is asked for each time: torch's own functions around it have hundreds of instructions."""
+    model, looked = Model(), list[Any]()
+    run = memopt.compile(model, "10MB", backend="aten")
+
+    def step() -> None:
+        run(X, LABELS).loss.backward()
+
+    for _ in range(2):
+        step()
+    monkeypatch.setattr(caller, "_instructions", looked.append)
+    for _ in range(6):
+        step()
+    assert not looked and any("nothing else" in note for note in run.report.notes)
+
+
 def test_a_stand_in_is_called_by_attributes_as_well() -> None:
     class Trainer:
         def __init__(self) -> None:

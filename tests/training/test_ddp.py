@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
 import memopt
+from tests.training.two_ranks import found_by
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
@@ -88,40 +84,13 @@ dist.destroy_process_group()
 """
 
 
-def run_two(folder: Path, *cases: str) -> list[list[dict]]:
-    """What two processes found of each case, in order of rank."""
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WORKER]
-    started = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder / "store"), *cases], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=400)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(errors)
-    found = [json.loads((folder / f"store.{rank}.json").read_text()) for rank in range(2)]
-    return [list(ranks) for ranks in zip(*found, strict=True)]
-
-
 # What `make test` asks, of one pair of processes: each takes five seconds to begin.
 QUICK = ("memopt view 24 aten", "ddp view 24 inductor")
 
 
 @pytest.fixture(scope="module")
 def found_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict]]:
-    """What two processes found of a case, in order of rank."""
-    known: dict[str, list[dict]] = {}
-
-    def found(case: str) -> list[dict]:
-        if case not in known:
-            cases = QUICK if case in QUICK else (case,)
-            known.update(zip(cases, run_two(tmp_path_factory.mktemp("ranks"), *cases), strict=True))
-        return known[case]
-
-    return found
+    return found_by(WORKER, tmp_path_factory, QUICK)
 
 
 @pytest.mark.quick("memopt-view")

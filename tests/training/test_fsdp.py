@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+
+from tests.training.two_ranks import found_by
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
@@ -101,42 +98,13 @@ class Net(torch.nn.Module):
         return self.head(x).float().square().mean()
 
 
-def run_two(folder: Path, *kinds: str) -> list[list[dict]]:
-    """What two processes found of each kind, in order of rank."""
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), str(folder / "store"), *kinds],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=400)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(errors)
-    found = [json.loads((folder / f"store.{rank}.json").read_text()) for rank in range(2)]
-    return [list(ranks) for ranks in zip(*found, strict=True)]
-
-
 # What `make test` asks, of one pair of processes: each takes five seconds to begin.
 QUICK = ("blocks", "bf16", "refused")
 
 
 @pytest.fixture(scope="module")
 def found_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict]]:
-    """What two processes found of a kind, in order of rank."""
-    known: dict[str, list[dict]] = {}
-
-    def found(kind: str) -> list[dict]:
-        if kind not in known:
-            kinds = QUICK if kind in QUICK else (kind,)
-            known.update(zip(kinds, run_two(tmp_path_factory.mktemp("ranks"), *kinds), strict=True))
-        return known[kind]
-
-    return found
+    return found_by(WORKER, tmp_path_factory, QUICK)
 
 
 @pytest.mark.parametrize("kind", ["blocks", pytest.param("root", marks=pytest.mark.long), "bf16"])

@@ -22,7 +22,7 @@ from memopt.memory.cost.devices import Device
 from memopt.program import argument, is_view, tensors_of
 from memopt.torch_compat.fake_tensors import has_symbols
 from memopt.torch_compat.operators import OpOverload
-from memopt.torch_compat.storages import storage_id
+from memopt.torch_compat.storages import span_of, storage_id
 
 _ATEN = torch.ops.aten
 # Operators of one element at a time that PyTorch does not tag as such.
@@ -164,7 +164,7 @@ def touched_bytes(tensor: torch.Tensor) -> int:
 
 def _touched(shape: Sequence[int], strides: Sequence[int]) -> int:
     distinct = (size for size, stride in zip(shape, strides, strict=True) if stride)
-    return min(_span(shape, strides), math.prod(distinct))
+    return min(span_of(shape, strides), math.prod(distinct))
 
 
 _touched_of_numbers = functools.lru_cache(maxsize=4096)(_touched)  # a graph's values have few layouts
@@ -184,10 +184,4 @@ def span(tensor: torch.Tensor) -> int:
     """Elements from the first to the last that the layout reaches."""
     if tensor.layout is not torch.strided:
         return tensor.numel()
-    return _span(tensor.shape, tensor.stride())
-
-
-def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    if math.prod(shape) == 0:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return span_of(tensor.shape, tensor.stride())
