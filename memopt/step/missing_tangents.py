@@ -68,7 +68,8 @@ def filled(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], S
 
     def backward(args: list[Any]) -> Sequence[Any]:
         node = running_node()  # None where it is called by hand
-        missing: Sequence[Tangent] = () if node is None else node.metadata.get(ZEROS, ())
+        # Taken once: where backward runs in pieces, each piece comes through here within the run of the whole.
+        missing: Sequence[Tangent] = () if node is None else node.metadata.pop(ZEROS, ())
         if missing:
             places = [place for place, value in enumerate(args) if value is None]
             for place, tangent in zip(places, missing, strict=True):

@@ -88,3 +88,31 @@ def test_zeros_lie_as_the_gradient_does() -> None:
 def test_of_what_is_no_plain_tensor_of_fixed_sizes_autograd_makes_zeros() -> None:
     assert Tangent.of(0, 3) is None
     assert Tangent.of(0, torch.ones(2, 2).to_sparse()) is None
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_backward_that_runs_in_pieces_is_given_its_zeros_once(engine: str, kept: bool) -> None:
+    """Hooks that use gradients within backward have its code run in pieces, each through what fills in zeros."""
+
+    def losses(compiled: bool) -> list[float]:
+        model, x = Several(), torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+
+        def use(parameter: torch.Tensor) -> None:
+            with torch.no_grad():
+                parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(use)
+        call = memopt.compile(model, backend=engine) if compiled else model
+        found = []
+        for _ in range(3):
+            outputs = call(x)
+            if kept:
+                outputs[1].sum().backward(retain_graph=True)
+            outputs[0].backward()
+            found.append(outputs[0].item())
+        return found
+
+    torch.testing.assert_close(losses(True), losses(False))
