@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from memopt.budget import BudgetError
-from memopt.capture.caller import taken, takes_loss_alone
+from memopt.capture.caller import takes_loss_alone
+from memopt.capture.result_uses import taken
 from memopt.step.by_loss_alone import ByLossAlone
 from memopt.torch_compat.autograd_nodes import compiled_nodes
 from memopt.torch_compat.side_effects import leaves_more_than_its_result

@@ -13,6 +13,10 @@ from torch.nn.modules import module as rooms
 _CALL, _CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
 _CALL_CODE = _CALL_IMPL.__code__
 _CALL_CODES = frozenset({_CALL.__code__, _CALL_CODE})
+# Within the call of a module that has hooks.
+_HOOKED_CODE = next(
+    item for item in _CALL_CODE.co_consts if isinstance(item, types.CodeType) and item.co_name == "inner"
+)
 
 
 def own_parameters(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
@@ -105,6 +109,22 @@ def called_module(frame: types.FrameType) -> nn.Module | None:
 def calls_module(frame: types.FrameType) -> bool:
     """Whether a frame is torch's own around the `forward` of the module that is its `self`; tried on 2.11 and 2.13."""
     return frame.f_code in _CALL_CODES
+
+
+def calls_hooks(frame: types.FrameType, module: Any) -> list[Any] | None:
+    """The hooks that see what a module's forward returns, where a frame is torch's own that calls them.
+
+    None for another frame; tried on 2.11 and 2.13.
+
+    Args:
+        frame: the frame.
+        module: what its variable `self` is.
+    """
+    if frame.f_code is not _HOOKED_CODE:
+        return None
+    own = [*module._forward_hooks.values(), *module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+    of_all = (rooms._global_forward_hooks, rooms._global_backward_hooks, rooms._global_backward_pre_hooks)
+    return own + [hook for hooks in of_all for hook in hooks.values()]
 
 
 def called_in(error: BaseException) -> list[nn.Module]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 import sys
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,126 +16,10 @@ from torch import nn
 
 import memopt
 from memopt.capture import caller
+from memopt.in_place import compile_in_place, stand_in_of
 from memopt.torch_compat.not_returned import NotReturned
 from tests.capture.test_loss_alone import LABELS, Model, X
 from tests.inductor.test_peak_lower_bound import needs_compiler
-
-
-class Result:
-    loss, logits = 1, 2
-
-    def __getitem__(self, key: Any) -> int:
-        return 1
-
-
-def call(*args: Any, **kwargs: Any) -> Result:
-    frame = sys._getframe(1)
-    found.append(bool(caller._use(frame.f_code, frame.f_lasti)))
-    return Result()
-
-
-found: list[bool] = []
-
-
-def attribute() -> Any:
-    return call(x=1).loss
-
-
-def key() -> Any:
-    return call()["loss"] * 2
-
-
-def first() -> Any:
-    return call(*[])[0]
-
-
-def variable() -> Any:
-    out = call(**{})
-    loss = out.loss
-    return loss
-
-
-def in_a_block() -> Any:
-    with torch.no_grad():
-        out = call(**{"a": 1})
-        loss = out["loss"] * 2
-    del out
-    return loss
-
-
-def twice() -> Any:
-    out = call()
-    one, other = out.loss, out.loss
-    return one, other
-
-
-def another_attribute() -> Any:
-    return call().logits
-
-
-def another_place() -> Any:
-    return call()[1]
-
-
-def also_later() -> Any:
-    out = call()
-    loss = out.loss
-    return loss + out.logits
-
-
-def passed_on() -> Any:
-    out = call()
-    str(out.loss)
-    return out
-
-
-def in_a_closure() -> Any:
-    out = call()
-    return lambda: out.loss
-
-
-def a_method() -> Any:
-    return getattr(call(), "loss")  # noqa: B009 - another name might stand there
-
-
-@pytest.mark.parametrize("function", [attribute, key, first, variable, in_a_block, twice])
-def test_a_loss_that_is_all_that_is_taken(function: Callable[[], Any]) -> None:
-    found.clear()
-    function()
-    assert found == [True]
-
-
-@pytest.mark.parametrize("function", [another_attribute, another_place, also_later, passed_on, in_a_closure, a_method])
-def test_more_may_be_taken(function: Callable[[], Any]) -> None:
-    found.clear()
-    function()
-    assert found == [False]
-
-
-def test_variables_of_a_script_may_be_read_elsewhere() -> None:
-    """By other modules, by the next lines of a prompt."""
-    script = "from tests.capture.test_caller import call, found\nout = call()\nloss = out.loss\nprint(found)"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == str([False])
-
-
-def reads_all() -> Any:
-    out = call()
-    loss = out.loss
-    return loss, locals()["out"]
-
-
-def evaluates() -> Any:
-    out = call()
-    loss = out.loss
-    return loss, eval("out")
-
-
-@pytest.mark.parametrize("function", [reads_all, evaluates])
-def test_variables_that_are_read_by_name_may_be_any(function: Callable[[], Any]) -> None:
-    found.clear()
-    function()
-    assert found == [False]
 
 
 def gradients(step: Callable[[], torch.Tensor], model: nn.Module) -> list[Any]:
@@ -282,7 +166,7 @@ def test_code_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for _ in range(2):
         step()
-    monkeypatch.setattr(caller, "_instructions", looked.append)
+    monkeypatch.setattr(caller, "Sites", lambda *code: looked.append(code))
     for _ in range(6):
         step()
     assert not looked and any("nothing else" in note for note in run.report.notes)
@@ -404,3 +288,67 @@ def test_a_plan_for_all_serves_every_caller() -> None:
     (out.loss + out.logits.sum()).backward()
     gradients(lambda: run(X, LABELS).loss, model)
     assert len([plan for plan in run._memopt.sessions if plan[-1]]) == 0
+
+
+def through(run: Any) -> Any:
+    """A wrapper as decorators make them."""
+
+    @functools.wraps(run)
+    def around(*args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad(), torch.profiler.record_function("step"):
+            out = run(*args, **kwargs)
+            return out
+
+    return around
+
+
+class Precision:
+    """As `torch.autocast` around a function, by which a library replaces what the stand-in calls."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def by_wrapper_module(run: Any) -> Any:
+    outer = Wrapper(run)
+    return lambda *args: outer(*args)
+
+
+def by_forward(run: Any) -> Any:
+    inner = Precision(torch.autocast("cpu", enabled=False)(run.forward.__func__))
+    run.forward = types.MethodType(lambda self, *args, **kwargs: inner(self, *args, **kwargs), run)
+    return run
+
+
+def in_place(run: Any) -> Any:
+    model = Model()
+    compile_in_place(model, "10MB", backend="aten")
+    return model
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no places")
+@pytest.mark.parametrize("way", [through, by_wrapper_module, by_forward, in_place])
+def test_functions_between_that_return_what_they_get_pass_the_question_on(way: Callable[[Any], Any]) -> None:
+    run, twin = memopt.compile(Model(), "10MB", backend="aten"), Model()
+    called = way(run)
+    model = called if way is in_place else run
+
+    def alone(called: Any) -> Any:
+        out = called(X, LABELS)
+        return out.loss
+
+    def more(called: Any) -> Any:
+        out = called(X, LABELS)
+        return out.loss + out.logits.sum()
+
+    def compare(take: Callable[[Any], Any]) -> None:
+        torch.testing.assert_close(gradients(lambda: take(called), model), gradients(lambda: take(twin), twin))
+
+    compare(alone)
+    report = stand_in_of(model).report if way is in_place else run.report
+    assert any("nothing else" in note for note in report.notes)
+    compare(more)
+    compare(alone)
