@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from collections.abc import Callable, Mapping
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -22,9 +23,15 @@ from memopt.torch_compat.modules import calls_hooks, calls_module
 
 # Whose `forward` the caller calls.
 _STAND_IN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "module.py")
-# Functions of libraries, by module and name, that return what they call returns with its tensors in another precision:
-# accelerate has such around the models that it trains in bfloat16.
-_CONVERTS = frozenset({("accelerate.utils.operations", "ConvertOutputsToFp32.__call__")})
+# Functions of libraries, by module and name, that return what they call returns, and when, by their `self`. What comes
+# of accelerate's is of another precision; DistributedDataParallel looks at outputs for parameters that are not used.
+_PASSES_ON: Mapping[tuple[str, str], Callable[[Any], bool]] = {
+    ("accelerate.utils.operations", "ConvertOutputsToFp32.__call__"): lambda own: True,
+    ("torch.nn.parallel.distributed", "DistributedDataParallel.forward"): (
+        lambda own: not (own.find_unused_parameters or own.static_graph)
+    ),
+}
+_CALLS_AGAIN = "torch.utils.checkpoint"  # in backward, from elsewhere, where it must be the same plan that runs
 _READ, _UNSET = vars(object)["__getattribute__"], object()
 _MOST_FUNCTIONS = 32  # on the way up; Python's own stack may be a thousand deep
 
@@ -56,7 +63,7 @@ def takes_loss_alone() -> LossAlone | None:
     while frame is not None and frame.f_code.co_filename == _STAND_IN:
         called, frame = frame.f_code, frame.f_back
     for _ in range(_MOST_FUNCTIONS):
-        if frame is None:
+        if frame is None or frame.f_globals.get("__name__") == _CALLS_AGAIN:
             return None
         sites = _sites(frame.f_code, frame.f_lasti)
         of_torch = calls_module(frame)  # it does more with the result where there are hooks
@@ -65,7 +72,7 @@ def takes_loss_alone() -> LossAlone | None:
         site = _site(sites, frame)
         if site.use:
             return LossAlone(site.use, frame.f_code.co_filename, frame.f_lineno)
-        if not site.is_returned and not _converts(frame) and not _calls_own_hooks(frame):
+        if not site.is_returned and not _passes_on(frame) and not _calls_own_hooks(frame):
             return None
         called = _variable("self", frame) if of_torch else frame.f_code
         frame = frame.f_back
@@ -121,9 +128,11 @@ def _leads_to(found: Any, called: CodeType | nn.Module | None) -> bool:
     return isinstance(function, FunctionType) and function.__code__ is called
 
 
-def _converts(frame: FrameType) -> bool:
+def _passes_on(frame: FrameType) -> bool:
+    """Whether a frame is of a library's function that returns what it gets, though its code does not tell."""
     name = getattr(frame.f_code, "co_qualname", "")  # Python 3.10 has none
-    return (frame.f_globals.get("__name__"), name) in _CONVERTS
+    passes = _PASSES_ON.get((frame.f_globals.get("__name__", ""), name))
+    return passes is not None and passes(_variable("self", frame))
 
 
 def _calls_own_hooks(frame: FrameType) -> bool:
@@ -143,10 +152,21 @@ def _named(names: tuple[str, ...], frame: FrameType) -> Any:
     first, *others = names
     found = _variable(first, frame)
     for name in others:
-        attributes = getattr(found, "__dict__", {})
-        parts = found.named_children() if isinstance(found, nn.Module) else ()
-        found = attributes.get(name) if name in attributes else next((part for key, part in parts if key == name), None)
+        found = _attribute(found, name)
     return found
+
+
+def _attribute(found: Any, name: str) -> Any:
+    """An object's own attribute, its module, or a method as a function, of a name; None where there is none."""
+    own = getattr(found, "__dict__", {})
+    if name in own:
+        return own[name]
+    if isinstance(found, nn.Module):
+        part = next((part for key, part in found.named_children() if key == name), None)
+        if part is not None:
+            return part
+    method = _of_class(type(found), name)
+    return method if isinstance(method, FunctionType) else None
 
 
 def _variable(name: str, frame: FrameType) -> Any:

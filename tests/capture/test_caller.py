@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 import types
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import memopt
 from memopt.capture import caller
@@ -352,3 +355,47 @@ def test_functions_between_that_return_what_they_get_pass_the_question_on(way: C
     assert any("nothing else" in note for note in report.notes)
     compare(more)
     compare(alone)
+
+
+def test_what_a_checkpoint_calls_again_is_planned_alike() -> None:
+    model, twin = Model(), Model()
+    run = memopt.compile(model, "10MB", backend="aten")
+
+    def step(called: Any) -> Any:
+        out = checkpoint(called, X, LABELS, use_reentrant=False)
+        return out.loss
+
+    for _ in range(3):
+        torch.testing.assert_close(gradients(lambda: step(run), model), gradients(lambda: step(twin), twin))
+    assert not any("nothing else" in note for note in run.report.notes)
+
+
+REPLICATED = """
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+import memopt
+from tests.capture.test_loss_alone import LABELS, Model, X
+
+def train(called):
+    for _ in range(3):
+        out = called(X, LABELS)
+        out.loss.backward()
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+twin = Model()
+train(twin)
+for looks in (False, True):
+    torch._dynamo.reset()
+    run = memopt.compile(Model(), "10MB", backend="aten")
+    train(DDP(run, find_unused_parameters=looks))
+    for mine, eager in zip(run.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, eager.grad)
+    print(looks, any("nothing else" in note for note in run.report.notes))
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no places")
+def test_replicas_pass_the_question_on_unless_they_look_at_outputs(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", REPLICATED, str(tmp_path / "store")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.split("\n")[:2] == ["False True", "True False"]
