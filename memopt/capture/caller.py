@@ -65,7 +65,7 @@ def takes_loss_alone() -> LossAlone | None:
     for _ in range(_MOST_FUNCTIONS):
         if frame is None or frame.f_globals.get("__name__") == _CALLS_AGAIN:
             return None
-        sites = _sites(frame.f_code, frame.f_lasti)
+        sites = _sites(frame)
         of_torch = calls_module(frame)  # it does more with the result where there are hooks
         if not (of_torch and isinstance(called, nn.Module)) and not _leads_to(_named(sites.callee, frame), called):
             return None
@@ -84,13 +84,23 @@ _KNOWN: dict[tuple[int, int], tuple[CodeType, Sites]] = {}
 _MOST = 4096
 
 
-def _sites(code: CodeType, place: int) -> Sites:
+def _sites(frame: FrameType) -> Sites:
+    code, place = frame.f_code, frame.f_lasti
     known = _KNOWN.get((id(code), place))
     if known is None:
         if len(_KNOWN) >= _MOST:
             _KNOWN.clear()
-        known = _KNOWN[id(code), place] = code, Sites(code, place)
+        known = _KNOWN[id(code), place] = code, Sites(code, place, _is_script(frame))
     return known[1]
+
+
+def _is_script(frame: FrameType) -> bool:
+    """Whether a frame is of the file that Python runs, whose variables are gone with it: at a prompt they are not."""
+    prompt = hasattr(sys, "ps1") or sys.flags.interactive or sys.flags.inspect
+    if frame.f_back is not None or frame.f_code.co_name != "<module>" or prompt:
+        return False
+    names = frame.f_globals
+    return names.get("__name__") == "__main__" and names.get("__file__") == frame.f_code.co_filename
 
 
 def _site(sites: Sites, frame: FrameType) -> Site:

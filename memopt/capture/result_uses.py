@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ _OF_ARGUMENTS = frozenset(
 )
 # Functions that read variables by other means than their instructions.
 _READS_ALL = frozenset({"locals", "vars", "eval", "exec", "globals", "dir", "_getframe", "currentframe", "breakpoint"})
+_LOADS = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL")
 _MOST_CONDITIONS = 32  # of one function: each call of the model asks for them
 
 
@@ -54,16 +55,20 @@ class Sites:
         conditions: what decides the branches that matter.
     """
 
-    def __init__(self, code: CodeType, offset: int) -> None:
+    def __init__(self, code: CodeType, offset: int, of_script: bool = False) -> None:
         """Look at the code.
 
         Args:
             code: of the function.
             offset: of the call's instruction.
+            of_script: whether it is a script's own, whose variables nobody reads but the script.
         """
         self._code = Code.of(code)
         self._call = self._code.position(offset)
-        self._reads_all = not _READS_ALL.isdisjoint(code.co_names)
+        self._within = list(_within(code)) if of_script else []
+        names = set(code.co_names).union(*(inner.co_names for inner in self._within))
+        self._reads_all = not _READS_ALL.isdisjoint(names)
+        self._stores = {"STORE_FAST", "STORE_NAME"} if of_script else {"STORE_FAST"}
         self._known: dict[tuple[bool | None, ...], Site] = {}
         self.callee = _callee(self._code.ops[: self._call + 1])
         self.conditions: Sequence[Condition] = ()
@@ -87,12 +92,22 @@ class Sites:
 
     def _by_branches(self, jumps: Sequence[bool | None]) -> Site:
         ops, stored = self._code.ops, self._call + 1
-        if self._reads_all or stored >= len(ops) or ops[stored].name != "STORE_FAST":
+        if self._reads_all or stored >= len(ops) or ops[stored].name not in self._stores:
             return Site("", False)
         decided = {item.place: taken for item, taken in zip(self.conditions, jumps, strict=True) if taken is not None}
         within, name = self._code.behind(self._call, decided=decided), ops[stored].value
-        loads = [place for place in within if ops[place].value == name and ops[place].name.startswith("LOAD_FAST")]
+        if any(name in inner.co_names for inner in self._within):
+            return Site("", False)
+        loads = [place for place in within if ops[place].value == name and ops[place].name.startswith(_LOADS)]
         return _site({_consumed(ops, place + 1) or _tested(ops, place) for place in loads})
+
+
+def _within(code: CodeType) -> Iterator[CodeType]:
+    """The code of functions and classes that are defined in some code."""
+    for item in code.co_consts:
+        if isinstance(item, CodeType):
+            yield item
+            yield from _within(item)
 
 
 def _site(uses: set[str]) -> Site:

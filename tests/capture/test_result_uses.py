@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ class Result:
 
 def call(*args: Any, **kwargs: Any) -> Result:
     frame = sys._getframe(1)
-    found.append(bool(caller._site(caller._sites(frame.f_code, frame.f_lasti), frame).use))
+    found.append(bool(caller._site(caller._sites(frame), frame).use))
     return Result()
 
 
@@ -214,8 +216,40 @@ def test_more_may_be_taken(function: Callable[[], Any]) -> None:
     assert not found[0]
 
 
-def test_variables_of_a_script_may_be_read_elsewhere() -> None:
-    """By other modules, by the next lines of a prompt."""
+SCRIPT = """
+from tests.capture.test_result_uses import call, found
+
+class Averages:
+    def add(self, loss):
+        {inside}
+
+for _ in range(2):
+    out = call()
+    loss = out.loss
+    Averages().add(loss)
+{behind}
+print(found)
+"""
+
+
+@pytest.mark.parametrize(
+    ("inside", "behind", "alone"),
+    [
+        ("pass", "del out", True),
+        ("pass", "print(out.logits)", False),
+        ("return out", "", False),
+        ("pass", "found.append(len(globals()) < 0)", False),
+    ],
+)
+def test_variables_of_a_script_are_its_own(inside: str, behind: str, alone: bool, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.format(inside=inside, behind=behind))
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, str(tmp_path / "train.py")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": root})
+    assert (str(alone) in ran.stdout) and (str(not alone) not in ran.stdout)
+
+
+def test_variables_of_a_prompt_may_be_read_by_its_next_lines() -> None:
     script = "from tests.capture.test_result_uses import call, found\nout = call()\nloss = out.loss\nprint(found)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == str([False])
