@@ -27,8 +27,9 @@ import memopt
 from benchmarks.arena_svg import arena_svg
 from memopt.backends.static import StaticBackend
 from memopt.capture.export import from_module
+from memopt.memory.allocator_events import record
 from memopt.memory.buffers import BufferPlan, Home
-from memopt.memory.measure import measure, record
+from memopt.memory.measure import measure
 from memopt.pass_manager import PassManager
 from memopt.passes.inplace import Inplace
 from memopt.passes.plan_buffers import ALIGNMENT, plan_buffers

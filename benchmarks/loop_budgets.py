@@ -25,7 +25,7 @@ from torch import nn
 
 import memopt
 from benchmarks.loops import LOOPS, STEPS, User
-from memopt.memory.measure import Recording
+from memopt.memory.allocator_events import Recording
 
 SHARES = (0.9, 0.7, 0.5)
 ALONE, MEASURED = 4, 2  # steps before the allocator is looked at, and of those after, the last ones that count

@@ -263,7 +263,7 @@ def outcome(what: Callable[[], None]) -> tuple[str, str]:
     """ok, refused or failed, and why."""
     from memopt.budget import BudgetError
     from memopt.capture.export import CaptureError
-    from memopt.memory.measure import MeasuringError
+    from memopt.memory.allocator_events import MeasuringError
     from memopt.pass_manager import PassError
 
     try:

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memopt.capture.export import from_module
-from memopt.memory.measure import record
+from memopt.memory.allocator_events import record
 from memopt.pass_manager import Pass, PassManager, PassResult
 from memopt.program import InputKind, Program
 

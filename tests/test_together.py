@@ -7,7 +7,7 @@ from torch import nn
 
 import memopt
 from benchmarks.loop_budgets import bytes_of, storages
-from memopt.memory.measure import Recording
+from memopt.memory.allocator_events import Recording
 from memopt.module import calls_of
 
 ROWS, WIDTH = 256, 32

@@ -24,7 +24,7 @@ from memopt.common.own_files import MEMOPT
 from memopt.errors import first_line
 from memopt.evidence import EvidenceError
 from memopt.graph.propagation import ProgramError
-from memopt.memory.measure import MeasuringError
+from memopt.memory.allocator_events import MeasuringError
 from memopt.options import Options
 from memopt.pass_manager import PassError
 from memopt.torch_compat.dynamo_errors import TorchDynamoException

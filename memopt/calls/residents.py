@@ -15,9 +15,9 @@ from memopt.calls.guard_fast_path import Kind
 from memopt.calls.refusals import is_large, refuse_hopeless
 from memopt.calls.sessions import Sessions
 from memopt.compilation.session import Session
+from memopt.memory.allocator_events import is_profiled
 from memopt.memory.attributes import held_tensors
 from memopt.memory.distributed import has_group
-from memopt.memory.measure import is_profiled
 from memopt.memory.optimizers import NONE
 from memopt.memory.reach import held_tensors as tensors_behind
 from memopt.memory.reach import shown_tensors

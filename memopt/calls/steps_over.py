@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from memopt.budget import format_bytes
 from memopt.compilation.session import Session
-from memopt.memory.measure import is_profiled
+from memopt.memory.allocator_events import is_profiled
 from memopt.step.earlier_calls import Ran
 from memopt.step.loop_bytes import Loop, Seen
 from memopt.step.other_tensors import LITTLE

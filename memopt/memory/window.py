@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from memopt.memory.allocator_events import Recording, is_profiled
 from memopt.memory.distributed import has_group
 from memopt.memory.live_tensors import live_blocks
-from memopt.memory.measure import Recording, is_profiled
 from memopt.torch_compat.storages import id_of_storage
 
 

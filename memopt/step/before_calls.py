@@ -15,9 +15,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from memopt.common.garbage import collect
+from memopt.memory.allocator_events import Recording, is_profiled
 from memopt.memory.distributed import has_group
 from memopt.memory.live_tensors import live_blocks
-from memopt.memory.measure import Recording, is_profiled
 from memopt.memory.window import unseen
 from memopt.step.observed_steps import FIRST_STEPS
 

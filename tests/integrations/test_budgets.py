@@ -7,7 +7,7 @@ import pytest
 from benchmarks.integrations.__main__ import ITS_OWN, SHARE
 from benchmarks.integrations.run import row_of
 from benchmarks.integrations.watch import Watch
-from memopt.memory.measure import is_profiled
+from memopt.memory.allocator_events import is_profiled
 
 NEEDS = {"peft": "peft", "trl": "trl", "lightning": "lightning"}
 

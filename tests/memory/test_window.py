@@ -9,8 +9,9 @@ import threading
 import pytest
 import torch
 
+from memopt.memory.allocator_events import Recording, is_profiled
 from memopt.memory.live_tensors import live_blocks
-from memopt.memory.measure import Recording, is_profiled, measure
+from memopt.memory.measure import measure
 from memopt.memory.window import Held, Window
 from memopt.torch_compat.autograd_nodes import at_end_of_backward
 

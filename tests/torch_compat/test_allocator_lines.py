@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from memopt.memory.measure import Recording
+from memopt.memory.allocator_events import Recording
 from memopt.torch_compat.allocator_lines import _level, unknown_blocks_unsaid
 
 CPU = torch.device("cpu")

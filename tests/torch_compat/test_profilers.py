@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memopt.memory.measure import Recording
+from memopt.memory.allocator_events import Recording
 from memopt.torch_compat.profilers import before_profilers
 
 

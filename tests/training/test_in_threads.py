@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.memory.measure import is_profiled
+from memopt.memory.allocator_events import is_profiled
 from memopt.torch_compat import patched
 from tests.inductor.test_peak_lower_bound import needs_compiler
 

@@ -14,10 +14,10 @@ import torch
 from torch import fx
 
 from memopt.graph.result_memory import as_run
+from memopt.memory.allocator_events import Recording
 from memopt.memory.cost.devices import CPU, Device
 from memopt.memory.cost.key import processor_name
 from memopt.memory.cost.roofline import is_light, operands_of, span
-from memopt.memory.measure import Recording
 from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_OVER
 from memopt.program import tensors_of
 from memopt.torch_compat import pytree

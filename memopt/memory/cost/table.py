@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from memopt.common.phases import phase
+from memopt.memory.allocator_events import is_profiled
 from memopt.memory.cost.devices import Device, typical
 from memopt.memory.cost.disk import Record, Store
 from memopt.memory.cost.elsewhere import moved
@@ -27,7 +28,6 @@ from memopt.memory.cost.measure import (
 from memopt.memory.cost.roofline import is_light, makes_nothing, operands_of, seconds
 from memopt.memory.cost.scratch import needs_none, output_bytes, workspace_bytes
 from memopt.memory.cost.slices import batch_of, extrapolated, has_slices, slices_of
-from memopt.memory.measure import is_profiled
 from memopt.program import Program, is_effectful, is_random, tensors_of
 from memopt.torch_compat.operators import OpOverload
 
