@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -76,3 +79,23 @@ def test_hooks_behind_accumulation_are_found() -> None:
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this build of torch is not distributed")
 def test_no_replica_runs_here() -> None:
     assert modules.running_replica() is None
+
+
+def test_hooks_that_see_what_forward_returns_are_those_around_its_call() -> None:
+    module, found = nn.Linear(2, 2), list[Any]()
+
+    def look(*given: Any) -> None:
+        pass
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        frame = sys._getframe(1)
+        found.append(modules.calls_hooks(frame, frame.f_locals["self"]))
+        return x
+
+    module.forward = forward
+    module(torch.ones(2))
+    handles = [module.register_forward_hook(look), module.register_full_backward_hook(look)]
+    module(torch.ones(2, requires_grad=True))
+    handles[0].remove()
+    module(torch.ones(2, requires_grad=True))
+    assert found == [None, [look, look], [look]]
