@@ -15,7 +15,7 @@ _CALL_CODE = _CALL_IMPL.__code__
 _CALL_CODES = frozenset({_CALL.__code__, _CALL_CODE})
 # Within the call of a module that has hooks.
 _HOOKED_CODE = next(
-    item for item in _CALL_CODE.co_consts if isinstance(item, types.CodeType) and item.co_name == "inner"
+    (item for item in _CALL_CODE.co_consts if isinstance(item, types.CodeType) and item.co_name == "inner"), None
 )
 
 
@@ -120,7 +120,7 @@ def calls_hooks(frame: types.FrameType, module: Any) -> list[Any] | None:
         frame: the frame.
         module: what its variable `self` is.
     """
-    if frame.f_code is not _HOOKED_CODE:
+    if _HOOKED_CODE is None or frame.f_code is not _HOOKED_CODE:
         return None
     own = [*module._forward_hooks.values(), *module._backward_hooks.values(), *module._backward_pre_hooks.values()]
     of_all = (rooms._global_forward_hooks, rooms._global_backward_hooks, rooms._global_backward_pre_hooks)
