@@ -126,3 +126,11 @@ def is_float(x: Tensor) -> bool:
 
 def is_number(x: Tensor) -> bool:
     return x.dtype != torch.bool
+
+
+def broadcasts(a: torch.Size, b: torch.Size) -> bool:
+    return all(x == y or 1 in (x, y) for x, y in zip(reversed(a), reversed(b), strict=False))
+
+
+def broadcasts_to(a: torch.Size, b: torch.Size) -> bool:
+    return len(a) <= len(b) and all(x in (1, y) for x, y in zip(reversed(a), reversed(b), strict=False))
