@@ -136,6 +136,8 @@ def holding(found: Counted, size: int) -> Counted:
 
 
 def _count(optimizer: OptimizerLike, parameters: Sequence[torch.Tensor], target: torch.device | None) -> Counted:
+    if is_optimizer(optimizer) and was_given_some(optimizer, parameters) and not holds_some(optimizer, parameters):
+        return _frozen(optimizer, parameters)
     inner = [item for item in _inner(optimizer) if holds_some(item, parameters)]
     parts = [_alone(item, parameters, target) for item in inner]
     own = _alone(optimizer, parameters, target)
@@ -144,6 +146,12 @@ def _count(optimizer: OptimizerLike, parameters: Sequence[torch.Tensor], target:
     existing = max(own.footprint.existing_state_bytes, sum(part.footprint.existing_state_bytes for part in parts))
     temporaries = max(item.footprint.step_peak_bytes for item in every)
     return Counted(OptimizerFootprint(max(state, existing), existing, temporaries), own.later)
+
+
+def _frozen(optimizer: Any, parameters: Sequence[torch.Tensor]) -> Counted:
+    """One whose parameters are not trained for now: it holds what it does, and steps nothing."""
+    size = state_bytes(optimizer, parameters, parameters[0].device)
+    return Counted(OptimizerFootprint(size, size, 0))
 
 
 def _alone(optimizer: OptimizerLike, parameters: Sequence[torch.Tensor], target: torch.device | None) -> Counted:

@@ -338,6 +338,20 @@ def test_what_is_none_is_refused(given):
     assert "\n" not in str(caught.value)
 
 
+def test_one_whose_parameters_are_frozen_for_now_counts_for_what_it_holds():
+    net = model()
+    ahead, later = torch.optim.AdamW(net[0].parameters()), torch.optim.AdamW(net[1].parameters())
+    net[1].requires_grad_(False)
+    assert count([ahead, later], net.parameters()) == count([ahead], net.parameters())
+    net.requires_grad_(True)
+    every = count([ahead, later], net.parameters()).footprint.state_bytes
+    net(torch.ones(2, 64)).sum().backward()
+    ahead.step()
+    later.step()
+    net[1].requires_grad_(False)
+    assert count([ahead, later], net.parameters()).footprint.state_bytes == every
+
+
 def test_one_of_several_that_holds_no_parameter_is_named():
     net, other = model(), model()
     with pytest.raises(ValueError, match=r"^SGD: holds none of the parameters"):
