@@ -81,6 +81,14 @@ def gradient_sources(program: Program, reached: Reached = MappingProxyType({})) 
     return tuple(found)
 
 
+def without_gradient(program: Program) -> tuple[int, ...]:
+    """Positions of the inputs that get no gradient, of the graph that a training program was captured from."""
+    roles: Sequence[Any] = role_of(program.graph.output_node()) or ()
+    late = zip(program.output_nodes[program.forward_outputs :], roles[program.forward_outputs :], strict=False)
+    missing = [input_of_gradient(role) for value, role in late if value is None]
+    return tuple(place for place in missing if place >= 0)
+
+
 def _read_by(program: Program, tangents: dict[fx.Node, int]) -> dict[fx.Node, int]:
     """Per node a bit for each tangent that it is computed from."""
     read: dict[fx.Node, int] = {}

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch import fx
 
-from memopt.capture.dependence import SavedFor, gradient_sources, places_of_tangents, saved_in_part, tangents_of
+from memopt.capture.dependence import (
+    SavedFor,
+    gradient_sources,
+    places_of_tangents,
+    saved_in_part,
+    tangents_of,
+    without_gradient,
+)
 from memopt.capture.export import refuse_layouts
 from memopt.capture.graph_inputs import Names, called, origin_of
 from memopt.capture.handed import Handed
@@ -95,6 +102,7 @@ class Hooks:
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         self.origins = [origin_of(node, value, names) for node, value in zip(placeholders, example_inputs, strict=True)]
         self._called = [called(node, origin) for node, origin in zip(placeholders, self.origins, strict=True)]
+        self._trained = [isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs]
         # Weakly: the caller's tensors are the caller's. Only inputs: a weight with a weak reference cannot be swapped.
         self._given = [
             weakref.ref(value) if isinstance(value, torch.Tensor) and origin.kind is InputKind.USER else None
@@ -259,6 +267,7 @@ class Hooks:
             None if (written := mutated(program)) is None else tuple(sorted(written)),
             self._shown(program, places),
             tangents_of(program),
+            tuple(place for place in without_gradient(program) if self._trained[place]),
         )
 
     def _shown(self, program: Program, places: Mapping[str, int | None]) -> tuple[tuple[int, str], ...]:

@@ -3,7 +3,8 @@
 1. Inputs that backward reads to recompute values must be what they were: a plan reads more of them than eager does, and
    autograd itself sees no write through `tensor.data`. Those of which eager saves views must lie where they lay: it
    reads what they were though `tensor.data = …` has given them other memory, and a plan would read what they are.
-2. What depends only on outputs that the loss did not use gets no gradient, where AOTAutograd would return zeros.
+2. What depends only on outputs that the loss did not use gets no gradient, where AOTAutograd would return zeros; hooks
+   are called for gradients only, where autograd calls those of all that the graph was given.
 3. A second derivative is refused.
 """
 
@@ -67,6 +68,7 @@ class BackwardFacts:
         written: positions of the arguments that forward writes to; None where that is not known.
         shown: positions and names of the arguments that backward reads as they lay when forward ran.
         tangents: the gradients that backward takes, in its order; none where that is not known, or sizes vary.
+        without: positions of the arguments that require a gradient and never get one.
     """
 
     outputs: int = 0
@@ -76,6 +78,7 @@ class BackwardFacts:
     written: tuple[int, ...] | None = None
     shown: tuple[tuple[int, str], ...] = ()
     tangents: tuple[Tangent, ...] = ()
+    without: tuple[int, ...] = ()
 
     def listed(self) -> list[Any]:
         """The facts as plain lists."""
@@ -83,12 +86,12 @@ class BackwardFacts:
         in_part = [[item.place, item.name, list(item.outputs), item.recomputed] for item in self.in_part]
         recomputed, shown = ([list(item) for item in named] for named in (self.recomputed, self.shown))
         tangents = [item.listed() for item in self.tangents]
-        return [self.outputs, sources, recomputed, in_part, self.written, shown, tangents]
+        return [self.outputs, sources, recomputed, in_part, self.written, shown, tangents, list(self.without)]
 
     @staticmethod
     def of_list(record: Any) -> BackwardFacts:
         """The facts of such lists; raises ValueError or TypeError where they are none."""
-        outputs, sources, recomputed, in_part, written, shown, tangents = record
+        outputs, sources, recomputed, in_part, written, shown, tangents, without = record
         return BackwardFacts(
             int(outputs),
             tuple(None if item is None else tuple(map(int, item)) for item in sources),
@@ -97,6 +100,7 @@ class BackwardFacts:
             None if written is None else tuple(map(int, written)),
             tuple((int(place), str(name)) for place, name in shown),
             tuple(map(Tangent.of_list, tangents)),
+            tuple(map(int, without)),
         )
 
 
@@ -149,6 +153,7 @@ class _Entry:
         self._lent = [(value, version_of(value), known[place]) for place, value in lent if place in known]
         self._stamps: list[Stamp | Place] = [Stamp(args[place], name, contents) for place, name in facts.recomputed]
         self._stamps += [Place(args[place], name) for place, name in facts.shown]
+        self._without_gradient = [args[place] for place in facts.without]
 
     # Where the model itself asks for gradients, Dynamo would trace this.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -176,6 +181,8 @@ class _Entry:
         if known and self._facts.tangents:
             leave_missing(node)
             node.metadata[ZEROS] = [item for item in self._facts.tangents if item.output in missing]
+        for tensor in self._without_gradient:
+            spare(tensor)
         node.metadata[_NONE], node.metadata[_CHANGED] = frozenset(none), changed
         if none or changed or torch.is_grad_enabled():
             _Exit(node, none, len(self._facts.sources))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +13,8 @@ from torch import nn
 from memopt.memory.distributed import buckets_of
 from memopt.memory.hand_over import hooked_names
 from memopt.torch_compat.autograd_nodes import at_end_of_backward
-from memopt.torch_compat.modules import hooks_after_accumulation
+from memopt.torch_compat.modules import hooks_after_accumulation, hooks_of_gradient
+from memopt.torch_compat.storages import storage_id, version_of
 
 _LOOKS = 16  # first calls in which hooks are looked for; later only ever more rarely
 
@@ -134,16 +136,21 @@ def early_gradients(model: nn.Module, hooked: Hooked, *, alone: bool, accumulati
     return EarlyGradients(hooked, added_names(model) if accumulating and not hooked.waited else frozenset())
 
 
-def spare(parameter: torch.Tensor) -> None:
-    """In the backward that runs, let hooks of a parameter that gets no gradient from here alone.
+def spare(tensor: torch.Tensor) -> None:
+    """In the backward that runs, let hooks of a tensor that gets no gradient from here alone.
 
-    Eager's graph has no node that would call them. What other parts of the graph add is still theirs to see.
+    Eager's graph has no node that would call them. What other parts of the graph add is still theirs to see; what
+    earlier backwards have left is not.
     """
-    hooks = hooks_after_accumulation(parameter)
-    if not hooks:
-        return
+    if hooks := hooks_of_gradient(tensor):
+        _replace(hooks, _if_there)
+    if hooks := hooks_after_accumulation(tensor):
+        _replace(hooks, functools.partial(_if_added, _place_and_version(tensor.grad)))
+
+
+def _replace(hooks: dict[int, Callable[..., Any]], by: Callable[..., Any]) -> None:
     before = dict(hooks)
-    instead = {key: functools.partial(_if_there, hook) for key, hook in before.items()}
+    instead = {key: functools.partial(by, hook) for key, hook in before.items()}
     hooks.update(instead)
 
     def restore() -> None:
@@ -152,6 +159,14 @@ def spare(parameter: torch.Tensor) -> None:
     at_end_of_backward(restore)
 
 
-def _if_there(hook: Callable[[torch.Tensor], None], parameter: torch.Tensor) -> None:
-    if parameter.grad is not None:
+def _if_there(hook: Callable[..., Any], gradient: torch.Tensor | None) -> Any:
+    return None if gradient is None else hook(gradient)
+
+
+def _if_added(left: tuple[int, int] | None, hook: Callable[..., Any], parameter: torch.Tensor) -> None:
+    if parameter.grad is not None and _place_and_version(parameter.grad) != left:
         hook(parameter)
+
+
+def _place_and_version(gradient: torch.Tensor | None) -> tuple[int, int] | None:
+    return None if gradient is None else (storage_id(gradient), version_of(gradient))

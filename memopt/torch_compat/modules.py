@@ -84,6 +84,11 @@ def hooks_after_accumulation(parameter: torch.Tensor) -> dict[int, Callable[[tor
     return getattr(parameter, "_post_accumulate_grad_hooks", None)
 
 
+def hooks_of_gradient(tensor: torch.Tensor) -> dict[int, Callable[[Any], Any]] | None:
+    """The hooks that are called with a tensor's gradient before it is accumulated or handed on; None for none."""
+    return tensor._backward_hooks
+
+
 def is_stepped_in_backward(parameter: torch.Tensor) -> bool:
     """Whether torch.distributed steps an optimizer of the parameter's own within backward."""
     return hasattr(parameter, "_in_backward_optimizers")

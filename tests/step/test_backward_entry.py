@@ -288,7 +288,7 @@ def test_a_second_derivative_is_refused(backend) -> None:
 
 
 def test_facts_are_read_as_they_were_written() -> None:
-    facts = BackwardFacts(2, ((0, 1), None), ((3, "parameter 'a'"),), (InPart(4, "input x", (1,), True),))
+    facts = BackwardFacts(2, ((0, 1), None), ((3, "parameter 'a'"),), (InPart(4, "input x", (1,), True),), without=(5,))
     assert BackwardFacts.of_list(facts.listed()) == facts
 
 

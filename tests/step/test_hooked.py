@@ -64,6 +64,29 @@ def test_gradients_that_exist_are_added_to(model):
     assert added_names(model) == {"0.weight"}
 
 
+@pytest.mark.parametrize("inner", [False, True])
+def test_hooks_of_gradients_are_spared_too(inner):
+    seen, leaf = [], nn.Parameter(torch.ones(2))
+    unused = leaf * 1 if inner else leaf
+    unused.register_hook(lambda gradient: seen.append(gradient.sum().item()))
+
+    class Graph(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            return a * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            spare(unused)
+            return gradient * 2, None
+
+    Graph.apply(nn.Parameter(torch.ones(2)), unused).sum().backward(retain_graph=True)
+    assert not seen
+    (Graph.apply(nn.Parameter(torch.ones(2)), unused).sum() + unused.sum()).backward(retain_graph=True)
+    unused.sum().backward()
+    assert seen == [2.0, 2.0]
+
+
 def test_a_hook_is_spared_in_one_backward_where_no_gradient_comes():
     called = []
     used, unused = (nn.Parameter(torch.ones(2)) for _ in range(2))
@@ -84,3 +107,7 @@ def test_a_hook_is_spared_in_one_backward_where_no_gradient_comes():
     assert called == [True]
     unused.sum().backward()
     assert called == [True, False], "the hook is there again"
+    Graph.apply(used, unused).sum().backward()
+    assert called == [True, False, True], "the gradient that is there came of the backward before"
+    (Graph.apply(used, unused) + unused).sum().backward()
+    assert called[3:] == [True, False] or called[3:] == [False, True]

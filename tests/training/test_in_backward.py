@@ -356,3 +356,22 @@ def test_a_second_derivative_is_refused_as_elsewhere():
     found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
     with pytest.raises(RuntimeError, match="memopt compiles first derivatives only"):
         sum(gradient.pow(2).sum() for gradient in found).backward()
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_hooks_are_not_called_for_a_parameter_that_nothing_depends_on(backend):
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            self.unused(x)  # a head whose result is not returned
+            return self.used(x)
+
+    model, norms = Partly(), []
+    for p in model.parameters():
+        p.register_hook(lambda g: norms.append(g.norm()))
+        p.register_post_accumulate_grad_hook(lambda p: norms.append(p.grad.norm()))
+    train(memopt.compile(model, backend=backend))
+    assert len(norms) == 3 * 2 * 2
