@@ -12,6 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from memopt.torch_compat import gradients_of_losses
+
+gradients_of_losses.correct()  # before anything runs on them: what an operator was found to give is kept
+
 
 def no_fake_mode() -> contextlib.AbstractContextManager[Any]:
     """Within: what is made and called is real, though a mode of fake tensors may be in force around it."""
