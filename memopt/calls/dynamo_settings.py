@@ -9,6 +9,7 @@ from memopt.capture.export import NotTracedError
 from memopt.compilation.session import Session
 from memopt.errors import first_line
 from memopt.torch_compat.absent_attributes import absent_attributes
+from memopt.torch_compat.aot_autograd import checkpoints_draw
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
 from memopt.torch_compat.dynamo import functions_keep_backward
@@ -77,7 +78,7 @@ def dynamo_settings(
             elif not symbolic:
                 stack.enter_context(static_shapes())
             seen = deferred_logging(), formatted_keys(), absent_attributes()
-            for each in (*seen, folded_errors_raise(), functions_keep_backward()):
+            for each in (*seen, folded_errors_raise(), functions_keep_backward(), checkpoints_draw()):
                 stack.enter_context(each)
             stack.enter_context(fixed_comparisons())
             stack.enter_context(replaced_calls({**REPLACEMENTS, **RECURRENT_CALLS}))

@@ -28,3 +28,12 @@ def merges_equal_nodes() -> bool:
 def has_joint_pass() -> bool:
     """Whether a pass of the user's own rewrites joint graphs."""
     return getattr(config, "joint_custom_pass", None) is not None
+
+
+def checkpoints_draw() -> contextlib.AbstractContextManager[Any]:
+    """Within: a graph without gradients may have checkpoints that draw random numbers, which AOTAutograd refuses else.
+
+    It looks there for backward passes of the graph's own, which Dynamo leaves out of graphs.
+    """
+    name = "remat_using_tags_for_fwd_loss_bwd_graph"
+    return aot_settings(**{name: False}) if hasattr(config, name) else contextlib.nullcontext()

@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+import memopt
 from memopt.calls.dynamo_settings import dynamo_settings
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 
@@ -32,3 +35,19 @@ def test_many_shapes_are_compiled_each_by_itself():
     with dynamo_settings(ChangingNumbers("Model")):
         compiled = torch.compile(lambda x: x + 1, backend="eager")
         assert all(torch.equal(compiled(torch.zeros(n)), torch.ones(n)) for n in range(2, 14))
+
+
+def test_checkpoints_that_draw_run_without_gradients():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=False).detach()
+
+    model, x = Model(), torch.ones(3, 4)
+    torch.manual_seed(0)
+    found = memopt.compile(model, "1MB", backend="aten")(x)
+    torch.manual_seed(0)
+    assert torch.equal(found, model.inner(x))
