@@ -13,7 +13,7 @@ from memopt.calls.compared import same_numbers
 from memopt.calls.held import Held, leaves_of
 from memopt.capture.overlap import may_overlap
 from memopt.common.random_streams import host_state, set_host_state
-from memopt.torch_compat.storages import is_tracked_view, version_of
+from memopt.torch_compat.storages import is_tracked_view, set_version, version_of
 
 
 class BeforeCall:
@@ -59,11 +59,11 @@ class BeforeCall:
         """Return to it."""
         self._held.restore()
         with torch.no_grad():
-            for index, (tensor, value, version) in enumerate(self._tensors):
+            for tensor, value, version in self._tensors:
                 if not same_numbers(tensor, value):
-                    # What autograd saw no write to may be what earlier calls have saved for their backward.
-                    (tensor.data if _version(tensor) == version else tensor).copy_(value)
-                self._tensors[index] = (tensor, value, _version(tensor))
+                    tensor.data.copy_(value)
+                if _version(tensor) != version:  # it may be what earlier calls have saved for their backward
+                    set_version(tensor, version)
         for history in self.histories.values():
             history.restore()
         set_random_states(self.random)

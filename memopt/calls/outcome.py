@@ -137,11 +137,14 @@ def _tangents(ends: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _taken(
     ends: Sequence[torch.Tensor], wanted: Sequence[GradientEdge], tangents: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor | None] | None:
-    """Gradients of these ends; None where there are none, as the model has written to what they need."""
+    """Gradients of these ends; None where there are none, as the model has written to what they need.
+
+    Nor are there where it has checkpoints that are entered again: these have `backward()` alone.
+    """
     try:
         return torch.autograd.grad(ends, wanted, tangents, retain_graph=True, allow_unused=True)
     except RuntimeError as error:
-        if _is_of_writes(error):
+        if _is_of_writes(error) or "use_reentrant=True" in str(error):
             return None
         raise
 

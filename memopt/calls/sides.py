@@ -89,14 +89,21 @@ class Sides:
 
 
 def _as_far(other: Outcome, outcome: Outcome) -> Outcome:
-    """What a call did, without gradients where the other's cannot be had.
+    """What a call did, without gradients that of the other cannot be had.
 
-    The model may have written to what those of all outputs together need.
+    The model may have written to what those of all outputs together need, or have checkpoints that give none to
+    `torch.autograd.grad`.
     """
-    if any(name.startswith("gradient of ") for name in other.values):
-        return outcome
-    values = {name: value for name, value in outcome.values.items() if not name.startswith("gradient of ")}
+    kinds = {_kind(name) for name in other.values}
+    values = {name: value for name, value in outcome.values.items() if _kind(name) in ("", *kinds)}
     return dataclasses.replace(outcome, values=values)
+
+
+def _kind(name: str) -> str:
+    """How a gradient was had; empty for what is none."""
+    if not name.startswith("gradient of "):
+        return ""
+    return "backward" if name.endswith("after backward()") else "grad"
 
 
 def _written_once(expected: Outcome, found: Outcome) -> Outcome:

@@ -40,6 +40,11 @@ def version_of(tensor: torch.Tensor) -> int:
     return int(tensor._version)
 
 
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Say that a tensor's memory is what it was when `version_of` gave that number; tried on 2.13."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
 def is_tracked_view(tensor: torch.Tensor) -> bool:
     """Whether autograd takes a tensor for a view of another one, through whose history its gradients go."""
     return bool(tensor._is_view())

@@ -54,3 +54,14 @@ def test_what_autograd_saw_no_write_to_keeps_its_count():
     with torch.no_grad():
         linear.weight.mul_(2)
     assert not any(tensor.data_ptr() == linear.weight.data_ptr() for tensor in before.unwritten())
+
+
+def test_what_was_written_to_is_again_what_earlier_calls_have_saved():
+    linear, x = nn.Linear(8, 2), X.clone().requires_grad_()
+    saved = linear(x).square().sum()
+    before = BeforeCall(linear, (), {})
+    with torch.no_grad():
+        linear.weight.mul_(2)
+    before.restore()
+    saved.backward()
+    assert torch.equal(linear.weight.grad, torch.autograd.grad(linear(x).square().sum(), linear.weight)[0])

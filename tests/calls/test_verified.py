@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import memopt
 from memopt.backends.aten import AtenBackend
@@ -311,3 +312,10 @@ def test_calls_before_one_backward_are_verified(backend):
             (call(X[:size]).sum() + call(X[:4]).square().sum()).backward()
         found.append([parameter.grad for parameter in model.parameters()])
     torch.testing.assert_close(*found)
+
+
+def test_checkpoints_that_are_entered_again_are_compared_by_what_backward_leaves():
+    model = Plain(lambda layer, x: x + checkpoint(layer, x.sin() * layer.bias, use_reentrant=True))
+    call = memopt.compile(model, backend="aten", verify="full")
+    call(X).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
