@@ -1,7 +1,7 @@
 """Run random modules and their loops on an engine beside eager, in many processes, and count what comes of them.
 
 python -m benchmarks.random_modules --programs 1000 --engine aten [--seed 0] [--jobs J] [--minutes M] [--minimise K]
-                                    [--json FILE] [--inference]
+                                    [--json FILE] [--loops users|training|inference]
 python -m benchmarks.random_modules --source FILE --engine aten [--budget B] [--verify full]     one saved program
 
 Every difference is printed with its source, then a table of counts; the JSON file (by default
@@ -29,6 +29,7 @@ from typing import IO, Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RENEWED = 400  # programs of one process: what compilers keep of each adds up
+LOOPS = ("training", "inference", "users")
 WRONG = ("different", "error", "crash", "timeout")
 ORDER = ("same", "refused", "fallback", "lenient", *WRONG)
 
@@ -69,8 +70,8 @@ def row(seed: int, args: argparse.Namespace) -> dict[str, Any]:
     gc.collect()
     gc.freeze()  # what compilers keep of earlier programs is not looked through at every measured step
     started = time.perf_counter()
-    budget, verify = settings(seed)
-    made = program(seed, args.inference)
+    budget, verify = settings(seed, args.loops)
+    made = program(seed, args.loops)
     verdict = judge(made, args.engine, budget, verify)
     found = {"seed": seed, "kind": verdict.kind, "detail": verdict.detail, "words": verdict.words}
     found |= {"budget": budget, "verify": verify, "final_budget": verdict.budget}
@@ -79,19 +80,19 @@ def row(seed: int, args: argparse.Namespace) -> dict[str, Any]:
     return found | {"seconds": round(time.perf_counter() - started, 2)}
 
 
-def source_of(seed: int, inference: bool) -> str:
+def source_of(seed: int, loops: str) -> str:
     from tests.modules.programs import program
 
-    return program(seed, inference).source
+    return program(seed, loops).source
 
 
-def minimised_row(found: dict[str, Any], engine: str) -> str:
+def minimised_row(found: dict[str, Any], engine: str, loops: str) -> str:
     from tests.modules.judging import Verdict
     from tests.modules.minimise import minimised
     from tests.modules.settings import settings
 
     verdict = Verdict(found["kind"], found["detail"])
-    return minimised(str(found["seed"]), found["source"], verdict, engine, *settings(found["seed"]))
+    return minimised(str(found["seed"]), found["source"], verdict, engine, *settings(found["seed"], loops))
 
 
 # -- many processes -------------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
         seeds.put(seed)
     rows: list[dict[str, Any]] = []
     ends = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
-    arguments = ["--engine", args.engine, *(["--inference"] if args.inference else [])]
+    arguments = ["--engine", args.engine, "--loops", args.loops]
 
     def serve() -> None:
         worker, asked = None, 0
@@ -211,7 +212,7 @@ def result_of(args: argparse.Namespace, rows: list[dict[str, Any]], seconds: flo
         "seed": args.seed,
         "asked": args.programs,
         "programs": len(rows),
-        "inference": args.inference,
+        "loops": args.loops,
         "seconds": round(seconds),
         "counts": {kind: sum(one["kind"] == kind for one in rows) for kind in ORDER},
         "refusals": dict(refusals.most_common()),
@@ -257,7 +258,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="begin no program later than this")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one program")
     parser.add_argument("--minimise", type=int, default=0, help="cut down so many of what fails")
-    parser.add_argument("--inference", action="store_true", help="loops that only call the model")
+    parser.add_argument("--loops", choices=LOOPS, default="training", help="inference: loops that only call the model")
     parser.add_argument("--json")
     parser.add_argument("--source")
     parser.add_argument("--budget")
@@ -274,10 +275,10 @@ def main() -> int:
     result = result_of(args, rows, time.monotonic() - started)
     for found in (*result["fallbacks"], *result["wrong"]):
         if "source" not in found:
-            found["source"] = source_of(found["seed"], args.inference)
+            found["source"] = source_of(found["seed"], args.loops)
         if found["kind"] != "timeout" and args.minimise > 0:
             args.minimise -= 1
-            found["minimised"] = minimised_row(found, args.engine)
+            found["minimised"] = minimised_row(found, args.engine, args.loops)
         show(found)
     path = Path(args.json) if args.json else RESULTS / f"modules_{args.engine}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")

@@ -47,11 +47,15 @@ class Verdict:
 
 
 def judge(program: Program, engine: str, budget: Any = None, verify: Any = False) -> Verdict:
-    """Run a program on an engine. With a fraction that no plan keeps, run it with the least that is named instead."""
+    """Run a program on an engine. With a budget that no plan keeps, run it with the least that is named instead.
+
+    Where a later step needs more than that, it is refused again, and run with twice what is named then.
+    """
     found = run(program.source, compiled=compiler(engine, budget, verify))
-    if isinstance(found.error, BudgetError) and isinstance(budget, float) and found.error.minimum_bytes > 0:
-        budget = found.error.minimum_bytes
-        found = run(program.source, compiled=compiler(engine, budget, verify))
+    for times in (1, 2):
+        if isinstance(found.error, BudgetError) and budget is not None and found.error.minimum_bytes > 0:
+            budget = times * found.error.minimum_bytes
+            found = run(program.source, compiled=compiler(engine, budget, verify))
     verdict = _verdict(program, found)
     said = "\n".join((verdict.detail, *found.words))
     if verdict.kind in (SAME, REFUSED) and "please report" in said:

@@ -11,6 +11,8 @@ from torch import Tensor
 from tests.modules.loops import Loop
 from tests.modules.running import Run, run
 from tests.modules.statements import statement, view_of
+from tests.modules.users_loops import Returned, UsersLoop, paths_of, with_loss
+from tests.modules.users_statements import users_statement
 from tests.modules.writer import Writer
 
 
@@ -30,20 +32,21 @@ class Program:
     eager: Run
 
 
-def program(seed: int, inference: bool = False) -> Program:
+def program(seed: int, loops: str = "training") -> Program:
     """The program of a seed: eager runs it in both dtypes to the same end.
 
     Args:
         seed: always the same program.
-        inference: the loop only calls the model, without gradients.
+        loops: "inference": the loop only calls the model, without gradients; "users": whole steps with much of what
+            users' loops do; "training": a call or two, and what may change around them.
     """
     for attempt in range(1000):
         name = f"{seed}.{attempt}"
         rng = random.Random(name)
-        raising = rng.random() < 0.03
+        raising = rng.random() < 0.03 and loops != "users"
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
-            source = written(rng, inference, raising)
+            source = written_as_users_do(rng) if loops == "users" else written(rng, loops == "inference", raising)
             if source is None:
                 continue
             found = judged_by_eager(name, source, raising)
@@ -80,13 +83,47 @@ def written(rng: random.Random, inference: bool, raising: bool) -> str | None:
     body = loop.inference() if inference else loop.training()
     if body is None:
         return None
+    sources = [f"{name} = {source}" for name, source in given]
+    return _joined(w, returned, [name for name, _ in given], sources, ["call = compiled(model)", *body])
+
+
+def written_as_users_do(rng: random.Random) -> str | None:
+    """The source of a model with a loop of whole steps; None if it makes nothing that can be trained."""
+    w = Writer(rng)
+    rows = w.choose((4, 6, 8))
+    shape = (rows, *w.choose(((4,), (6,), (3, 4), (4, 4))))
+    more = w.choose(("",) * 5 + (".requires_grad_()",))
+    source = f"draw({'rows' if w.chance(0.7) else rows}, {', '.join(map(str, shape[1:]))}, seed=100 + step){more}"
+    w.env |= {"rows": rows, "step": 0}
+    exec(f"x0 = {source}", w.env)
+    w.values.append("x0")
+    for _ in range(rng.randint(2, 7)):
+        users_statement(w)
+    fresh = [name for name in w.values if name.startswith("v")]
+    if not fresh:
+        return None
+    if w.chance(0.6):
+        names = [w.choose(fresh[-3:]) for _ in range(w.rng.randint(1, 3))]
+        returned, loss = with_loss(w, names)
+        names = list(dict.fromkeys(names))
+        paths = list(zip(paths_of(returned, len(names)), map(w.value, names), strict=True))
+    else:
+        (returned, paths), loss = _returned(w), ""
+    body = UsersLoop(w, Returned(paths, loss, "rows" in source)).training()
+    if body is None:
+        return None
+    return _joined(w, returned, ["x0"], [f"x0 = {source}"], body, f"step=0, rows={rows}")
+
+
+def _joined(w: Writer, returned: str, names: list[str], made: list[str], body: list[str], given: str = "") -> str:
+    """The source: the model, what it is called with, and the loop."""
     lines = [*w.helpers.values(), "class Model(nn.Module):", "    def __init__(self):", "        super().__init__()"]
     lines += [f"        {line}" for line in w.init]
-    lines += ["", f"    def forward(self, {', '.join(name for name, _ in given)}):"]
+    lines += ["", f"    def forward(self, {', '.join(names)}):"]
     lines += [f"        {line}" for block in w.forward for line in block.split("\n")]
-    lines += [f"        return {returned}", "", "def given():"]
-    lines += [f"    {name} = {source}" for name, source in given]
-    lines += [f"    return [{', '.join(name for name, _ in given)}]", "", "def loop(model, call, given, see):"]
+    lines += [f"        return {returned}", "", f"def given({given}):"]
+    lines += [f"    {line}" for line in made]
+    lines += [f"    return [{', '.join(names)}]", "", "def loop(model, compiled, given, see):"]
     lines += [f"    {line}" for block in body for line in block.split("\n")]
     return "\n".join(lines) + "\n"
 

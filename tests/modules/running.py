@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 import dataclasses
+import functools
 import hashlib
 import logging
 import warnings
@@ -43,7 +46,8 @@ def namespace(dtype: torch.dtype, noise: int = 0) -> dict[str, Any]:
         found = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
         return _moved(found, noise + seed) if noise else found
 
-    return {"torch": torch, "nn": nn, "F": functional, "draw": draw}
+    modules = {"torch": torch, "nn": nn, "F": functional, "copy": copy}
+    return {**modules, "dataclasses": dataclasses, "collections": collections, "draw": draw}
 
 
 def _moved(value: Tensor, seed: int) -> Tensor:
@@ -147,13 +151,13 @@ class _Words(logging.Handler):
 def run(
     source: str,
     dtype: torch.dtype = torch.float32,
-    compiled: Callable[[nn.Module], Any] | None = None,
+    compiled: Callable[..., Any] | None = None,
     noise: int = 0,
 ) -> Run:
-    """Build the model of a program, hand it (or the stand-in that `compiled` makes) to its loop, and see what happens.
+    """Build the model of a program, hand it to its loop, which makes its stand-in by `compiled`, and see what happens.
 
     Args:
-        source: defines `Model`, `given()` and `loop(model, call, given, see)`.
+        source: defines `Model`, `given()` and `loop(model, compiled, given, see)`.
         dtype: of every float that is drawn.
         compiled: None for eager.
         noise: if not 0, every number drawn is moved by a few of its last float32 bits.
@@ -174,9 +178,9 @@ def run(
         # Inductor leaves it to a setting to draw as eager does: else no step with a dropout could be compared.
         with warnings.catch_warnings(), torch._inductor.config.patch(fallback_random=True):
             warnings.simplefilter("ignore")
-            call = model if compiled is None else compiled(model)
+            torch._dynamo.reset()  # graphs of other programs
             torch.default_generator.manual_seed(1)
-            space["loop"](model, call, space["given"], see)
+            space["loop"](model, compiled or _as_it_is, space["given"], see)
     except Exception as raised:
         error = raised
     finally:
@@ -184,16 +188,20 @@ def run(
     return Run(see.events, error, tuple(words.lines))
 
 
-def compiler(engine: str, budget: Any, verify: Any) -> Callable[[nn.Module], Any]:
-    """What makes the stand-in of a model, with graphs of other programs forgotten.
+def _as_it_is(model: Any, optimizer: Any = None) -> Any:
+    return model
+
+
+def compiler(engine: str, budget: Any, verify: Any) -> Callable[..., Any]:
+    """What makes the stand-in of a model, or of several in a list.
 
     `engine` may be "torch:" and a backend of torch.compile: what torch itself makes of a program.
     """
 
-    def compiled(model: nn.Module) -> Any:
-        torch._dynamo.reset()
+    def compiled(model: Any, optimizer: Any = None) -> Any:
         if engine.startswith("torch:"):
-            return torch.compile(model, backend=engine.removeprefix("torch:"))
-        return memopt.compile(model, budget, backend=engine, verify=verify)
+            made = functools.partial(torch.compile, backend=engine.removeprefix("torch:"))
+            return [made(each) for each in model] if isinstance(model, list) else made(model)
+        return memopt.compile(model, budget, optimizer=optimizer, backend=engine, verify=verify)
 
     return compiled

@@ -30,7 +30,8 @@ class Model(nn.Module):
 def given():
     return [draw(4, 4, seed=3)]
 
-def loop(model, call, given, see):
+def loop(model, compiled, given, see):
+    call = compiled(model)
     x = given()
     out = call(*x)
     see.outputs(out, x)
@@ -96,11 +97,11 @@ def test_where_eager_raises_the_engine_should(known: Program) -> None:
     assert verdict_of(raising, SOURCE, RuntimeError("anything")).kind == SAME
 
 
-@pytest.mark.parametrize("inference", [False, True])
-def test_a_seed_is_one_program_that_eager_runs(inference: bool) -> None:
+@pytest.mark.parametrize("loops", ["training", "inference", "users"])
+def test_a_seed_is_one_program_that_eager_runs(loops: str) -> None:
     before = torch.get_rng_state()
     for seed in range(10):
-        one, two = program(seed, inference), program(seed, inference)
+        one, two = program(seed, loops), program(seed, loops)
         assert one.source == two.source
         assert one.exact.events and (one.exact.error is None) == (one.eager.error is None)
     assert torch.equal(before, torch.get_rng_state())
@@ -113,6 +114,18 @@ def test_programs_hold_what_they_are_to_hold() -> None:
         "F.dropout(", "BatchNorm1d(", "retain_graph=True", ".requires_grad_()", "index_put_(", "masked_fill_(",
         "copy_(",
         "Sign.apply(", "checkpoint(", "torch.vmap(", "call.eval()", "'rest'", "AdamW", "graph_break()", "_mode()",
+    ):  # fmt: skip
+        assert part in every, part
+
+
+def test_programs_hold_what_users_loops_do() -> None:
+    every = "\n".join(program(seed, "users").source for seed in range(200))
+    for part in (
+        "register_post_accumulate_grad_hook(at_once)", ".register_hook(", "retain_graph=True", "for micro in range(",
+        "set_to_none=False", "torch.autograd.grad(", "call(*x).loss", 'call(*x)["loss"]', "call(*x)[0]", ")[step])",
+        "torch.no_grad()", "requires_grad_(False)", ".requires_grad_()", "@torch.compiler.disable", "checkpoint(",
+        "torch.autocast(", "optimizer=optimizer", "call, teacher = compiled([", "copy.deepcopy(", "load_state_dict(",
+        "clip_grad_norm_", "GradScaler", "loss = loss + more", "if step % 2:", "Record(", "Named(", "nn.GRU(",
     ):  # fmt: skip
         assert part in every, part
 
