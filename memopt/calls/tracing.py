@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import traceback
@@ -197,8 +198,8 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                         break
             raise allowing  # it names what does with a loss outside of the graph
 
-        def looked_after(run: Callable[..., Any]) -> Callable[..., Any]:
-            run = watched(run, hooks.backward_facts(), session.short_of_memory, inside)
+        def looked_after(run: Callable[..., Any], facts: BackwardFacts) -> Callable[..., Any]:
+            run = watched(run, facts, session.short_of_memory, inside)
             stages = session.fallbacks.by_loss_alone
             if by_loss_alone and others:
                 run = attached(run, others, stages.needed)
@@ -212,7 +213,11 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         def for_many_sizes() -> Callable[..., Any]:
             code = session.engine().compile_symbolic(graph_module, example_inputs, hooks)
             run = _noted_at_any_size(code, session, hooks)
-            return looked_after(run) if hooks.needs_gradients else run
+            return (
+                looked_after(run, _at_any_size(hooks.backward_facts(), example_inputs))
+                if hooks.needs_gradients
+                else run
+            )
 
         def recall(facts: bytes) -> Recalled:
             return session.engine().recall(graph_module, example_inputs, hooks, facts)
@@ -236,7 +241,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                 run = _noted(_recomputable(run, session, hooks), session, hooks)
                 if not hooks.needs_gradients:
                     return run
-                return looked_after(run)
+                return looked_after(run, hooks.backward_facts())
             except Exception as error:
                 note_graph(error, graph_module)
                 raise
@@ -261,6 +266,13 @@ def _tell_written(session: Session, buffers: Sequence[str]) -> None:
     if told not in session.notes:
         log.warning("memopt: %s", told)
     session.note(told)
+
+
+def _at_any_size(facts: BackwardFacts, example_inputs: Sequence[Any]) -> BackwardFacts:
+    """Facts of a graph that is called with sizes among its inputs, of which autograd knows nothing, and at others."""
+    pairs = zip(facts.sources, example_inputs, strict=False)  # none where it is not known
+    of_tensors = tuple(read for read, value in pairs if isinstance(value, torch.Tensor))
+    return dataclasses.replace(facts, sources=of_tensors, tangents=())
 
 
 def _noted_at_any_size(code: ManySizes, session: Session, hooks: Hooks) -> Callable[..., Any]:

@@ -116,3 +116,15 @@ def test_a_backward_that_runs_in_pieces_is_given_its_zeros_once(engine: str, kep
         return found
 
     torch.testing.assert_close(losses(True), losses(False))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_zeros_have_the_size_of_the_call(engine: str) -> None:
+    model, twin = Several(), Several()
+    compiled = memopt.compile(model, backend=engine, dynamic=True)
+    for size in (8, 6, 10):
+        x = torch.randn(size, 16, generator=torch.Generator().manual_seed(size))
+        compiled(x)[0].backward()
+        twin(x)[0].backward()
+        assert model.third.weight.grad is None
+        torch.testing.assert_close(model.first.weight.grad, twin.first.weight.grad)
