@@ -61,7 +61,10 @@ class StepsOver:
         excess, limit = session.excess_around(calls)
         if excess:
             budget, more = format_bytes(limit, short=True), format_bytes(excess, short=True)
-            line = f"a step was over its budget of {budget} by {more}: the loop around the model holds {seen}"
+            why = [f"the loop around the model holds {seen}"] if str(seen) else []
+            if session.fell(limit) > 0:
+                why = ["eager itself takes less in this loop than was supposed", *why]
+            line = f"a step was over its budget of {budget} by {more}: {'; '.join(why)}"
             line += "; the next step is planned with that"
             if line not in self.said:
                 log.warning("memopt: %s: %s", session.model_name, line)

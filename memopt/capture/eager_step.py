@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,12 +49,14 @@ class EagerStep:
     Attributes:
         forward, backward: the halves.
         saved, left: bytes as of `GraphPeaks`.
+        alone: backward where the scalars among the outputs alone get gradients; None where no others need any.
     """
 
     forward: Part
     backward: Part
     saved: int
     left: int
+    alone: Part | None = None
 
     def peaks(self, table: CostTable | None = None) -> GraphPeaks:
         """Its peaks, with what operators take while they run (a convolution's workspace) where a table is given.
@@ -62,12 +64,13 @@ class EagerStep:
         Args:
             table: runs those alone that are not known, within the room that there is.
         """
+        halves = self.forward, self.backward, self.alone or self.backward
         try:
-            forward, backward = (half.with_scratch(table) for half in (self.forward, self.backward))
+            forward, backward, alone = (half.with_scratch(table) for half in halves)
         except Exception as error:  # of operators that do not run alone
             log.info("what operators take while eager runs them is not known: %s", first_line(error))
-            forward, backward = self.forward.peak, self.backward.peak
-        return GraphPeaks(forward, backward, self.saved, self.left)
+            forward, backward, alone = (half.peak for half in halves)
+        return GraphPeaks(forward, backward, self.saved, self.left, alone=None if self.alone is None else alone)
 
 
 def eager_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> EagerStep | None:
@@ -86,19 +89,26 @@ def eager_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> E
     # Another fake mode may be in force, as Dynamo is at work; the copies belong to one of their own.
     try:
         with no_fake_mode(), torch.enable_grad():
-            return _run(graph_module, example_inputs)
+            found, others = _run(graph_module, example_inputs)
+            if found is not None and others:
+                alone, _ = _run(graph_module, example_inputs, roots_of)
+                found = found if alone is None else dataclasses.replace(found, alone=alone.backward)
+            return found
     except Exception as error:  # whatever the user's operators do on fake tensors
         log.info("eager's own peak is not known: %s", first_line(error))
         return None
 
 
-def _run(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> EagerStep | None:
+def _run(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], chosen: Callable[[Any], Any] = list
+) -> tuple[EagerStep | None, bool]:
+    """The step whose backward begins with the chosen ones of its outputs, and whether some are scalars, some not."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     inputs = [_copy(mode, value) for value in example_inputs]
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     trained = [value for value in tensors if value.requires_grad]
     if not trained:
-        return None
+        return None, False
     ledger = StepLedger(trained[0].device)
     with transforms_left(), mode, ledger, torch.random.fork_rng(devices=[]):
         for value in tensors:
@@ -110,15 +120,16 @@ def _run(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> EagerSt
         del outputs
         forward, saved = ledger.part(), ledger.live
         if not roots:
-            return None
-        start, tangents = start_of(roots, ledger)
+            return None, False
+        others = len({root.numel() == 1 for root in roots}) > 1
+        start, tangents = start_of(chosen(roots), ledger)
         gradients = torch.autograd.grad(start, trained, tangents, allow_unused=True)
         backward = ledger.part()
         del start, tangents  # outputs stay: the caller may hold them, and a plan counts them
         passed_on = {id(value) for value in trained if not isinstance(value, torch.nn.Parameter)}
         user = [g for g, t in zip(gradients, trained, strict=True) if g is not None and id(t) in passed_on]
         left = ledger.live - sum(gradient.untyped_storage().nbytes() for gradient in user)
-    return EagerStep(forward, backward, saved, max(0, left))
+    return EagerStep(forward, backward, saved, max(0, left)), others
 
 
 def roots_of(outputs: Any) -> list[torch.Tensor]:

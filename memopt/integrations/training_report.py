@@ -22,7 +22,13 @@ class TrainingReport:
             if told is None or not any(program.kind == "training" for program in told.programs):
                 continue
             known = self._largest
-            if known is None or told.peak_bytes >= known.peak_bytes:
+            # A step's peak is its plan's: one that was planned anew for less is as large as before. What was planned
+            # for another budget, as a fraction is of eager's peak once its loop is seen, is no longer in force.
+            if (
+                known is None
+                or told.budget_bytes != known.budget_bytes
+                or told.unconstrained_bytes >= known.unconstrained_bytes
+            ):
                 known = told
             notes = tuple(dict.fromkeys((*known.notes, *told.notes)))
             self._largest = dataclasses.replace(known, notes=notes)

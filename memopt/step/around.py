@@ -25,6 +25,7 @@ from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import at_end_of_backward, compiled_nodes, first_nodes
 from memopt.torch_compat.backward import backward_task, keeps_graph
 from memopt.torch_compat.cuda_memory import holds_its_memory
+from memopt.torch_compat.storages import id_of_storage
 
 # What grows from step to step is planned for with a margin: size / _GROWTH.
 _GROWTH = 8
@@ -206,8 +207,8 @@ class Around:
         between = current.left + held.peak
         # A window that is open since before the call sees outputs of earlier steps go.
         older = self._older if current.call.window is None else self._forward
-        beyond = current.left + held.live - current.gradients + current.retains + older
-        self.loop = Loop(self._forward, between + older, beyond, current.keeps)
+        beyond = current.left + held.live - current.gradients - current.saved + current.retains + older
+        self.loop = Loop(self._forward, between + older, beyond, current.keeps, current.alone)
         device = current.call.device
         uncounted = current.gone if current.call.lets_go else 0
         found = Seen(between + uncounted if worth(between, device) else 0, worth(current.kept, device), 0, True)
@@ -235,12 +236,14 @@ class Around:
             return
         current.task, self._again = backward_task(), current if keeps_graph() else None
         there = [gradient for gradient in gradients if gradient is not None]
+        current.alone = all(gradient.numel() == 1 for gradient in there)
         given = storages_of(there, allocated=True)
         current.gradients = current.call.early + sum(storage.nbytes() for storage in given.values())
         self._older = self.older_bytes()
         current.keeps = self._again is current
         current.more = current.call.kept() if current.keeps else 0
         current.retains = current.retained()
+        current.held_by_others = current.without_tensors()
         current.stays = self._older + current.retains + current.more
         current.gone = sum(size for storage, size in current.made if storage() is None)
         current.window.backward_begins()
@@ -289,8 +292,11 @@ class _Open:
         kept: bytes of all that is there all through backward, once it is closed.
         made: storages of the outputs that the step's calls have made, and their bytes.
         gone: bytes of those of them that were gone when backward began: the window sees them go.
+        saved: bytes of those that were there then and no tensor of them was, and go in backward: the plan has saved
+            them, where eager lets go.
         others: whether models that share the budget were called meanwhile.
         keeps: whether backward keeps its graph for another one.
+        alone: whether backward begins with gradients of scalars alone.
     """
 
     def __init__(
@@ -304,17 +310,19 @@ class _Open:
     ) -> None:
         """A window, open."""
         self.window, self.call, self.look, self.left = window, call, look, left
-        self.gradients = self.stays = self.kept = self.gone = self.more = self.retains = 0
+        self.gradients = self.stays = self.kept = self.gone = self.more = self.retains = self.saved = 0
         # Of what lies in a recording's memory, none is free when it is gone.
+        self.held_by_others: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
         self.made = [(weakref.ref(storage), storage.nbytes()) for storage in made if holds_its_memory(storage)]
         self.task: object = None
         self.hooks: list[weakref.ref[object]] = []
-        self.others = self.keeps = False
+        self.others = self.keeps = self.alone = False
         self._outputs = [weakref.ref(output) for output in outputs]
         self._reported = False
 
     def over(self) -> None:
         """Backward is over."""
+        self.saved = sum(size for storage, size in self.held_by_others if storage() is None)
         self.window.backward_ends()
         held = self.window.close()
         if held is not None:
@@ -328,8 +336,17 @@ class _Open:
 
     def retained(self) -> int:
         """Bytes of the outputs' gradients that stay, those of `retain_grad`, and are not made yet."""
-        leaves = [leaf for reference in self._outputs if (leaf := reference()) is not None]
-        return sum(leaf.numel() * leaf.element_size() for leaf in leaves if leaf.retains_grad and leaf.grad is None)
+        leaves = [leaf for leaf in self._held() if leaf.retains_grad and leaf.grad is None]
+        return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+
+    def without_tensors(self) -> list[tuple[weakref.ref[torch.UntypedStorage], int]]:
+        """The storages of outputs, and their bytes, that are there though none of these outputs is."""
+        held = storages_of(self._held())
+        there = [(item, storage) for item in self.made if (storage := item[0]()) is not None]
+        return [item for item, storage in there if id_of_storage(storage) not in held]
+
+    def _held(self) -> list[torch.Tensor]:
+        return [leaf for reference in self._outputs if (leaf := reference()) is not None]
 
 
 def _gradients(call: Ended) -> Iterable[torch.UntypedStorage]:

@@ -30,6 +30,8 @@ def eager_in_loop(
     """
     forward = [dataclasses.replace(graph, backward=0) for graph in graphs]
     backward = [dataclasses.replace(graph, forward=0) for graph in graphs]
+    if loop.alone and len(graphs) == 1 and graphs[0].alone is not None:
+        backward = [dataclasses.replace(backward[0], backward=graphs[0].alone)]
     with between_graphs(between):
         halves = [beside + step_peak(half) for half in (forward, backward)]
     first, second = (half if most is None else min(half, most) for half in halves)

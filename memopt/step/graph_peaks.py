@@ -28,6 +28,8 @@ class GraphPeaks:
         saved: alive between the halves: saved tensors, and outputs that the caller holds.
         left: alive after backward: gradients of parameters, and outputs that the caller holds.
         gradients: of these, by the parameter's name: what another graph adds to the same gradient takes no more.
+        alone: the most in backward as eager runs it, where of the outputs the scalars alone get gradients; None where
+            the others need none, or that is not known.
     """
 
     forward: int
@@ -35,6 +37,7 @@ class GraphPeaks:
     saved: int
     left: int
     gradients: tuple[tuple[str, int], ...] = ()
+    alone: int | None = None
 
 
 # What eager regions between the graphs of the step that is being planned hold, in bytes: at most; while forward runs.

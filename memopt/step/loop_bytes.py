@@ -80,12 +80,14 @@ class Loop:
         backward: when backward begins, beyond what forward leaves and the gradients that it begins with; below 0 where
             outputs are gone by then.
         kept: whether its graphs are kept for another backward.
+        alone: whether backward begins with gradients of scalars alone.
     """
 
     forward: int
     between: int
     backward: int
     kept: bool
+    alone: bool = False
 
 
 def worth(size: int, device: torch.device) -> int:

@@ -131,13 +131,15 @@ class SharedStep(StepInLoop):
         if limit is None:
             return 0, 0
         planned = self.needed_around(graphs, self.planned_with)
-        fell = 0 if self.step is None or self.step.limit is None else self.step.limit - limit
-        # A fraction that was of more than eager turned out to take is less than was planned with.
-        lowered = needed + self.inputs_beside - max(planned - fell, self.usable(limit))
+        lowered = needed + self.inputs_beside - max(planned - self.fell(limit), self.usable(limit))
         apart = self._apart(self.seen) - max(self._apart(self.planned_with), self.usable(limit))
         recorded = self.recording_room.lacks(self.beside_graphs)
         excess = needed + self.inputs_beside - max(planned, self.usable(limit))
         return max(0, excess, worth(lowered, self.resident.device), apart, recorded), limit
+
+    def fell(self, limit: int) -> int:
+        """Bytes by which this limit is below what was planned with: a fraction was of more than eager takes."""
+        return 0 if self.step is None or self.step.limit is None else self.step.limit - limit
 
     def sees_loop(self, calls: Sequence[Ran], loop: Loop) -> bool:
         """A step of these calls was seen in its loop: a fraction is of what eager takes in the same one.

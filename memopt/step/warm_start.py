@@ -224,10 +224,11 @@ class FinishedSteps(CompileCache[FinishedStep]):
         return found
 
 
-def _peaks(forward: Any, backward: Any, saved: Any, left: Any, gradients: Sequence[Any]) -> GraphPeaks:
+def _peaks(forward: Any, backward: Any, saved: Any, left: Any, gradients: Sequence[Any], alone: Any) -> GraphPeaks:
     sizes = tuple((str(name), int(size)) for name, size in gradients)
-    found = GraphPeaks(int(forward), int(backward), int(saved), int(left), sizes)
-    if not all(0 <= size <= _MOST for size in (*dataclasses.astuple(found)[:4], *(size for _, size in sizes))):
+    found = GraphPeaks(int(forward), int(backward), int(saved), int(left), sizes, None if alone is None else int(alone))
+    figures = (*dataclasses.astuple(found)[:4], *(size for _, size in sizes), found.alone or 0)
+    if not all(0 <= size <= _MOST for size in figures):
         raise ValueError("a size is none")
     return found
 

@@ -14,6 +14,12 @@ class Report:
     peak_bytes: int
     notes: tuple = ()
     kind: str = "training"
+    unconstrained: int | None = None
+    budget_bytes: int = 10
+
+    @property
+    def unconstrained_bytes(self):
+        return self.peak_bytes if self.unconstrained is None else self.unconstrained
 
     @property
     def programs(self):
@@ -40,6 +46,13 @@ def test_the_largest_step_is_told_with_the_notes_of_all(seen):
     assert seen(Report(5, ("a",))) == Report(5, ("a",))
     assert seen(Report(9, ("b",))) == Report(9, ("b",))
     assert seen(Report(3, ("b", "c"))) == Report(9, ("b", "c"))
+
+
+@pytest.mark.parametrize("later", [Report(6, unconstrained=20), Report(5, unconstrained=12, budget_bytes=6)])
+def test_of_a_step_that_was_planned_anew_the_latest_plan_is_told(later, seen):
+    assert seen(Report(9, unconstrained=20)).peak_bytes == 9
+    assert seen(later) == later
+    assert seen(Report(4, unconstrained=8, budget_bytes=later.budget_bytes)) == later
 
 
 def test_inference_is_told_of_where_there_was_no_step_alone(seen):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from memopt.step.eager_in_loop import eager_in_loop
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.loop_bytes import Loop
@@ -31,3 +33,11 @@ def test_regions_between_graphs_count_to_what_is_known_of_the_whole_step():
     loop = Loop(10, 0, 0, False)
     assert eager_in_loop([GRAPH], loop, between=90, beside=5) == 205
     assert eager_in_loop([GRAPH], loop, between=90, beside=5, most=160) == 170
+
+
+def test_backward_from_the_loss_alone_is_counted_where_the_loop_begins_with_that():
+    graph = dataclasses.replace(GRAPH, alone=120)
+    assert eager_in_loop([graph], Loop(0, 0, 0, False)) == 150
+    assert eager_in_loop([graph], Loop(0, 0, 0, False, alone=True)) == 120
+    assert eager_in_loop([GRAPH], Loop(0, 0, 0, False, alone=True)) == 150
+    assert eager_in_loop([graph, graph], Loop(0, 0, 0, False, alone=True)) == 250  # of one call it is not known
