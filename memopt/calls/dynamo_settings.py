@@ -11,6 +11,7 @@ from memopt.errors import first_line
 from memopt.torch_compat.absent_attributes import absent_attributes
 from memopt.torch_compat.aot_autograd import checkpoints_draw
 from memopt.torch_compat.changing_numbers import ChangingNumbers
+from memopt.torch_compat.compared_modules import compared_modules_guarded
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
 from memopt.torch_compat.dynamo import functions_keep_backward
 from memopt.torch_compat.dynamo_errors import (
@@ -81,6 +82,7 @@ def dynamo_settings(
             for each in (*seen, folded_errors_raise(), functions_keep_backward(), checkpoints_draw()):
                 stack.enter_context(each)
             stack.enter_context(fixed_comparisons())
+            stack.enter_context(compared_modules_guarded())
             stack.enter_context(replaced_calls({**REPLACEMENTS, **RECURRENT_CALLS}))
             stack.enter_context(numbers.followed())
             yield
