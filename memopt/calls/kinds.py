@@ -25,6 +25,7 @@ class Kinds:
         *,
         budgeted: bool,
         planned: Callable[[Kind], bool] = lambda kind: False,
+        hooked: Callable[[], bool] = lambda: False,
     ) -> None:
         """Take what the kind goes by.
 
@@ -34,9 +35,10 @@ class Kinds:
             fast_path: calls that go the guard fast path.
             budgeted: whether there is a budget: without one it does not matter whether gradients exist.
             planned: whether a step of training is planned for calls of a kind.
+            hooked: whether hooks of the model see what it returns.
         """
         self._gradients, self._several, self._fast_path, self._budgeted = gradients, several, fast_path, budgeted
-        self._planned = planned
+        self._planned, self._hooked = planned, hooked
         self._loss_alone = ""  # of the latest call with gradients
 
     def alone(self) -> Kind:
@@ -74,7 +76,7 @@ class Kinds:
         if not self._budgeted or not kind.alone:
             return ""
         if kind.gradients:
-            found = takes_loss_alone()
+            found = None if self._hooked() else takes_loss_alone()
             use = "" if found is None else found.use
             serves = not self._planned(kind._replace(loss_alone=use)) and self._planned(kind)
             self._loss_alone = "" if serves else use

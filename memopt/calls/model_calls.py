@@ -55,7 +55,7 @@ from memopt.step.guard import StepGuard
 from memopt.step.optimizers import Optimizers
 from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.backward import backward_task
-from memopt.torch_compat.modules import has_disabled_forward
+from memopt.torch_compat.modules import has_disabled_forward, hooks_behind
 from memopt.torch_compat.transforms import in_force
 
 log = logging.getLogger("memopt")
@@ -105,8 +105,14 @@ class ModelCalls:
         self.optimizers = GivenOptimizers(options, self.sessions, self.residents)
         self.planned = PlannedCalls(model, self.sessions)
         self.gradients, budgeted = Gradients(model), options.budget is not None
-        planned = self.sessions.trains
-        self.kinds = Kinds(self.gradients, self.several, self.fast_path, budgeted=budgeted, planned=planned)
+        self.kinds = Kinds(
+            self.gradients,
+            self.several,
+            self.fast_path,
+            budgeted=budgeted,
+            planned=self.sessions.trains,
+            hooked=lambda: bool(hooks_behind(model)),
+        )
         self.transformed = Transformed(model, budgeted=budgeted)
         self.fallback, self.refusals = Fallback(model, options), Refusals(model)
         self.others = OtherMethods(model, self.fallback.notes) if budgeted else None

@@ -19,7 +19,7 @@ from torch import nn
 
 from memopt.capture.instructions import Condition
 from memopt.capture.result_uses import Site, Sites
-from memopt.torch_compat.modules import calls_hooks, calls_module
+from memopt.torch_compat.modules import calls_hooks, calls_module, hooks_behind
 
 # Whose `forward` the caller calls.
 _STAND_IN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "module.py")
@@ -31,8 +31,10 @@ _PASSES_ON: Mapping[tuple[str, str], Callable[[Any], bool]] = {
         lambda own: not (own.find_unused_parameters or own.static_graph)
     ),
 }
+_LIBRARIES = ("torch", "accelerate", "memopt")
 _CALLS_AGAIN = "torch.utils.checkpoint"  # in backward, from elsewhere, where it must be the same plan that runs
 _READ, _UNSET = vars(object)["__getattribute__"], object()
+_UNSHARED = 3  # references to a frame's dictionary: its own, a variable's, and that of who counts
 _MOST_FUNCTIONS = 32  # on the way up; Python's own stack may be a thousand deep
 
 
@@ -62,19 +64,23 @@ def takes_loss_alone() -> LossAlone | None:
     called: CodeType | nn.Module | None = None
     while frame is not None and frame.f_code.co_filename == _STAND_IN:
         called, frame = frame.f_code, frame.f_back
+    straight = True  # whether no code of a user's runs before a function goes on, which might set attributes
     for _ in range(_MOST_FUNCTIONS):
         if frame is None or frame.f_globals.get("__name__") == _CALLS_AGAIN:
             return None
         sites = _sites(frame)
+        if sites.reads_all:  # what it has of its variables is the very dictionary that a frame shows
+            return None
         of_torch = calls_module(frame)  # it does more with the result where there are hooks
         if not (of_torch and isinstance(called, nn.Module)) and not _leads_to(_named(sites.callee, frame), called):
             return None
-        site = _site(sites, frame)
+        site = _site(sites, frame, straight)
         if site.use:
             return LossAlone(site.use, frame.f_code.co_filename, frame.f_lineno)
         if not site.is_returned and not _passes_on(frame) and not _calls_own_hooks(frame):
             return None
         called = _variable("self", frame) if of_torch else frame.f_code
+        straight &= _of_library(frame)
         frame = frame.f_back
     return None
 
@@ -103,19 +109,33 @@ def _is_script(frame: FrameType) -> bool:
     return names.get("__name__") == "__main__" and names.get("__file__") == frame.f_code.co_filename
 
 
-def _site(sites: Sites, frame: FrameType) -> Site:
-    return sites.site(tuple(_jumps(item, frame) for item in sites.conditions))
+def _of_library(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
+
+
+def _site(sites: Sites, frame: FrameType, straight: bool = True) -> Site:
+    """What becomes of a call's result; attributes are asked where code went `straight` on from the model to here."""
+    jumps: list[bool | None] = []
+    for item in sites.conditions:
+        of_attribute = len(item.names) > 1
+        jumps.append(None if of_attribute and not straight else _jumps(item, frame))
+        straight &= not (of_attribute and jumps[-1] is None)  # what it asks may be code that sets others
+    return sites.site(tuple(jumps))
 
 
 def _jumps(condition: Condition, frame: FrameType) -> bool | None:
-    """Whether code jumps by what a function's variables are now; None where that takes code of a user's."""
+    """Whether code jumps by what a function's variables are now; None where that takes code of a user's.
+
+    Of modules no attribute is asked: the model that runs may count its calls.
+    """
     first, *others = condition.names
     value = _local(first, frame, _UNSET)
     if value is _UNSET:
         return None
     for name in others:
         of_class, own = _of_class(type(value), name), getattr(value, "__dict__", {})
-        if _of_class(type(value), "__getattribute__") is not _READ or hasattr(type(of_class), "__set__"):
+        reads = _of_class(type(value), "__getattribute__") is _READ and not isinstance(value, nn.Module)
+        if not reads or hasattr(type(of_class), "__set__"):
             return None
         if name not in own and (of_class is _UNSET or hasattr(type(of_class), "__get__")):
             return None
@@ -147,8 +167,7 @@ def _passes_on(frame: FrameType) -> bool:
 
 def _calls_own_hooks(frame: FrameType) -> bool:
     """Whether a frame is torch's own that gives a result to no hooks but the stand-in's, which do not look at it."""
-    hooks = calls_hooks(frame, _variable("self", frame))
-    return hooks is not None and all(_of_stand_in(hook) for hook in hooks)
+    return calls_hooks(frame) and all(_of_stand_in(hook) for hook in hooks_behind(_variable("self", frame)))
 
 
 def _of_stand_in(function: Any) -> bool:
@@ -191,7 +210,11 @@ def _local(name: str, frame: FrameType, default: Any) -> Any:
     """The value of a function's own variable; `default` where it has none."""
     values = frame.f_locals
     found = values.get(name, default)
-    # Before Python 3.13 it is a copy that the frame keeps: what the caller deletes would stay.
-    if isinstance(values, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+    # Before Python 3.13 it is a copy that the frame keeps: what the caller deletes would stay. Others may have it, too.
+    if (
+        isinstance(values, dict)
+        and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        and sys.getrefcount(values) <= _UNSHARED
+    ):
         values.clear()
     return found

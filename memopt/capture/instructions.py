@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import dis
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ _COMPARES: Mapping[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+# What runs no code of a user's, beside loading attributes.
+_RUNS_NOTHING = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CONST", "STORE_FAST", "JUMP_", "POP_TOP")
 _PLAIN = (bool, int, float, str, type(None))  # whose comparisons run no code of a user's
 
 
@@ -108,15 +110,15 @@ class Code:
         """The position of the instruction at an offset, or whose caches lie there, as a running call's may."""
         return max((place for place, op in enumerate(self.ops) if op.offset <= offset), default=-1)
 
-    def reached(self, start: int, decided: Mapping[int, bool], stops: Callable[[int], bool]) -> set[int]:
-        """Positions of the instructions that may run from a position on.
+    def reached(self, starts: Iterable[int], decided: Mapping[int, bool], stops: Callable[[int], bool]) -> set[int]:
+        """Positions of the instructions that may run from some positions on.
 
         Args:
-            start: the position.
+            starts: the positions.
             decided: of jumps that are known to be taken or not, by their positions.
             stops: behind which positions it is not looked.
         """
-        found, work = set[int](), [start]
+        found, work = set[int](), [*starts]
         while work:
             place = work.pop()
             if place in found or place >= len(self.ops):
@@ -135,7 +137,7 @@ class Code:
     def conditions(self, call: int, variables: Collection[str]) -> list[Condition]:
         """What decides jumps behind a call, where the function's variables tell it at the time of the call.
 
-        Attributes of variables tell it where nothing else is called before.
+        Attributes of variables tell it where no other code runs before, which might set them.
 
         Args:
             call: the position of the call; of what happens once it is reached again is not asked.
@@ -143,26 +145,31 @@ class Code:
         """
         places = self.behind(call)
         changed = {self.ops[place].value for place in places if self.ops[place].name in ("STORE_FAST", "DELETE_FAST")}
-        others = [place for place in places if place != call and self.ops[place].name.startswith("CALL")]
-        late = set[int]().union(*(self.behind(place, call) for place in others))
-        found = (self._condition(place) for place in sorted(places))
+        found = [item for item in map(self._condition, sorted(places)) if item is not None]
+        decides = {place for item in found for place in range(item.place - bool(item.compares), item.place + 1)}
+        names = {name for item in found for name in item.names[1:]}
+        runs = places - decides - {call} - {place for place in places if self._runs_nothing(place, names)}
+        late = self.reached(runs, {}, lambda place: place == call)
         return [
             item
             for item in found
-            if item is not None and item.names[0] in variables and item.names[0] not in changed
+            if item.names[0] in variables and item.names[0] not in changed
             if len(item.names) == 1 or item.place not in late
         ]
 
-    def behind(self, place: int, call: int | None = None, decided: Mapping[int, bool] | None = None) -> set[int]:
+    def _runs_nothing(self, place: int, names: Collection[str]) -> bool:
+        """Whether an instruction runs no code of a user's, but for attributes of these names."""
+        op = self.ops[place]
+        return op.name.startswith(_RUNS_NOTHING) or (op.name == "LOAD_ATTR" and op.value in names)
+
+    def behind(self, call: int, decided: Mapping[int, bool] | None = None) -> set[int]:
         """Positions of the instructions that may run behind a call, until it is reached again.
 
         Args:
-            place: behind which position.
-            call: the position of the call; the same where it is left out.
+            call: the position of the call.
             decided: of jumps that are known to be taken or not, by their positions.
         """
-        end = place if call is None else call
-        return self.reached(place + 1, decided or {}, lambda other: other == end)
+        return self.reached([call + 1], decided or {}, lambda place: place == call)
 
     def _condition(self, place: int) -> Condition | None:
         """What decides the jump at a position, where that is a variable, attributes of it, and a constant."""

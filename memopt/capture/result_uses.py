@@ -29,8 +29,9 @@ _OF_ARGUMENTS = frozenset(
         "BUILD_CONST_KEY_MAP",
     ]
 )
-# Functions that read variables by other means than their instructions.
-_READS_ALL = frozenset({"locals", "vars", "eval", "exec", "globals", "dir", "_getframe", "currentframe", "breakpoint"})
+# Functions that read variables by other means than their instructions; and names of such, of whatever object.
+_READS_ALL = frozenset({"locals", "vars", "eval", "exec", "globals", "dir", "breakpoint"})
+_READS_FRAMES = frozenset({"_getframe", "currentframe", "set_trace"})
 _LOADS = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL")
 _MOST_CONDITIONS = 32  # of one function: each call of the model asks for them
 
@@ -53,6 +54,7 @@ class Sites:
     Attributes:
         callee: the names that lead to what is called; none where they are not known.
         conditions: what decides the branches that matter.
+        reads_all: whether the function may read any variable of its own by other means than instructions for it.
     """
 
     def __init__(self, code: CodeType, offset: int, of_script: bool = False) -> None:
@@ -66,13 +68,12 @@ class Sites:
         self._code = Code.of(code)
         self._call = self._code.position(offset)
         self._within = list(_within(code)) if of_script else []
-        names = set(code.co_names).union(*(inner.co_names for inner in self._within))
-        self._reads_all = not _READS_ALL.isdisjoint(names)
+        self.reads_all = any(map(_reads_all, [code, *self._within]))
         self._stores = {"STORE_FAST", "STORE_NAME"} if of_script else {"STORE_FAST"}
         self._known: dict[tuple[bool | None, ...], Site] = {}
         self.callee = _callee(self._code.ops[: self._call + 1])
         self.conditions: Sequence[Condition] = ()
-        self._at_once = self._taken_at_once()
+        self._at_once = Site("", False) if self.reads_all else self._taken_at_once()
         if self._at_once is None and not any(self._by_branches(())):
             own = [name for name in code.co_varnames if name not in code.co_cellvars]
             found = self._code.conditions(self._call, own)
@@ -88,11 +89,11 @@ class Sites:
     def _taken_at_once(self) -> Site | None:
         """What becomes of it where no variable holds it."""
         found = _consumed(self._code.ops, self._call + 1)
-        return None if not found else _site({found}) if not self._reads_all else Site("", found == _RETURNED)
+        return _site({found}) if found else None
 
     def _by_branches(self, jumps: Sequence[bool | None]) -> Site:
         ops, stored = self._code.ops, self._call + 1
-        if self._reads_all or stored >= len(ops) or ops[stored].name not in self._stores:
+        if stored >= len(ops) or ops[stored].name not in self._stores:
             return Site("", False)
         decided = {item.place: taken for item, taken in zip(self.conditions, jumps, strict=True) if taken is not None}
         within, name = self._code.behind(self._call, decided=decided), ops[stored].value
@@ -100,6 +101,13 @@ class Sites:
             return Site("", False)
         loads = [place for place in within if ops[place].value == name and ops[place].name.startswith(_LOADS)]
         return _site({_consumed(ops, place + 1) or _tested(ops, place) for place in loads})
+
+
+def _reads_all(code: CodeType) -> bool:
+    if _READS_ALL.isdisjoint(code.co_names):
+        return not _READS_FRAMES.isdisjoint(code.co_names)
+    loads = {op.value for op in Code.of(code).ops if op.name in ("LOAD_GLOBAL", "LOAD_NAME")}  # not `model.eval()`
+    return not (_READS_ALL.isdisjoint(loads) and _READS_FRAMES.isdisjoint(code.co_names))
 
 
 def _within(code: CodeType) -> Iterator[CodeType]:

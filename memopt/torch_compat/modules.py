@@ -116,17 +116,13 @@ def calls_module(frame: types.FrameType) -> bool:
     return frame.f_code in _CALL_CODES
 
 
-def calls_hooks(frame: types.FrameType, module: Any) -> list[Any] | None:
-    """The hooks that see what a module's forward returns, where a frame is torch's own that calls them.
+def calls_hooks(frame: types.FrameType) -> bool:
+    """Whether a frame is torch's own that calls hooks with what a module's forward returns; tried on 2.11 and 2.13."""
+    return _HOOKED_CODE is not None and frame.f_code is _HOOKED_CODE
 
-    None for another frame; tried on 2.11 and 2.13.
 
-    Args:
-        frame: the frame.
-        module: what its variable `self` is.
-    """
-    if _HOOKED_CODE is None or frame.f_code is not _HOOKED_CODE:
-        return None
+def hooks_behind(module: nn.Module) -> list[Any]:
+    """The hooks that see what a module's forward returns, or its gradients, and those of all modules."""
     own = [*module._forward_hooks.values(), *module._backward_hooks.values(), *module._backward_pre_hooks.values()]
     of_all = (rooms._global_forward_hooks, rooms._global_backward_hooks, rooms._global_backward_pre_hooks)
     return own + [hook for hooks in of_all for hook in hooks.values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import AttributeMutation, AttributeMutationNew, ValueMutationNew
 
 _COMPILES = "call_user_compiler"
@@ -27,9 +28,9 @@ def leaves_more_than_its_result() -> bool:
 def _is_kept(effects: Any, variable: Any) -> bool:
     mutation = variable.mutation_type
     of_global = type(variable).__name__ == "NewGlobalVariable"
-    if isinstance(mutation, (AttributeMutationNew, ValueMutationNew)) and not of_global:
-        return False
     written = effects.store_attr_mutations.get(variable)
+    if isinstance(mutation, (AttributeMutationNew, ValueMutationNew)) and not of_global:
+        return isinstance(variable, TensorVariable) and bool(written)  # who has the one tensor finds others through it
     if written is None or not (of_global or isinstance(mutation, AttributeMutation)):
         return True
     return not all(value.is_python_constant() for value in written.values())

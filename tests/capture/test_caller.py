@@ -251,6 +251,77 @@ def test_hooks_on_the_stand_in_may_take_more() -> None:
     assert not any("loss alone" in note for note in run.report.notes)
 
 
+def test_hooks_of_the_model_may_take_more() -> None:
+    model, kept = Model(), list[Any]()
+    run = memopt.compile(model, "10MB", backend="aten")
+    gradients(lambda: run(X, LABELS).loss, model)
+    model.register_forward_hook(lambda module, given, out: kept.append(out.logits))
+    loss = run(X, LABELS).loss
+    torch.testing.assert_close(kept[-1], model(X, LABELS).logits)
+    (loss + kept[0].sum()).backward()
+
+
+class Tagged(Model):
+    """Gives its loss an attribute, as a criterion may tell of what it was made."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        out = super().forward(x, labels)
+        out.loss.of = out.logits
+        return out
+
+
+def test_what_a_loss_has_in_its_attributes_is_made() -> None:
+    model = Tagged()
+    run = memopt.compile(model, "10MB", backend="aten")
+    torch.testing.assert_close(run(X, LABELS).loss.of, model(X, LABELS).logits)
+
+
+def asks_for_variables(run: Any, rate: float = 0.1) -> dict[str, Any]:
+    settings = locals()
+    run(X, LABELS).loss.backward()
+    return settings
+
+
+def shows_variables(run: Any, rate: float = 0.1) -> dict[str, Any]:
+    settings = (lambda: sys._getframe(1).f_locals)()
+    run(X, LABELS).loss.backward()
+    return settings
+
+
+@pytest.mark.parametrize("function", [asks_for_variables, shows_variables])
+def test_the_caller_keeps_what_it_has_of_its_variables(function: Callable[[Any], Any]) -> None:
+    """Before Python 3.13 it is the very dictionary of the frame."""
+    assert function(memopt.compile(Model(), "10MB", backend="aten"))["rate"] == 0.1
+
+
+class Looper:
+    """Its steps are counted behind the model's call, before its result comes to who asks for the count."""
+
+    def __init__(self, run: Any) -> None:
+        self.run, self.steps = run, 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        self.steps += 1
+
+    def call(self) -> Any:
+        with self:
+            return self.run(X, LABELS)
+
+    def step(self) -> Any:
+        out = self.call()
+        return out.logits.sum() if self.steps > 1 else out.loss
+
+
+def test_attributes_are_not_asked_before_code_that_sets_them() -> None:
+    model, twin = Model(), Model()
+    mine, eager = Looper(memopt.compile(model, "10MB", backend="aten")), Looper(twin)
+    for _ in range(3):
+        torch.testing.assert_close(gradients(mine.step, model), gradients(eager.step, twin))
+
+
 class Aside(Model):
     """Its own attribute has a gradient, too."""
 

@@ -134,6 +134,15 @@ class Looper:
             loss = out.loss
         return loss
 
+    def eval(self) -> None:
+        pass
+
+    def also_evaluates(self) -> Any:
+        out = call()
+        loss = out.loss
+        self.eval()
+        return loss
+
     def in_a_loop(self) -> Any:
         for _ in range(2):
             out = call()
@@ -143,7 +152,7 @@ class Looper:
 
 _LOOPER = Looper()
 TAKES_LOSS = [attribute, key, first, variable, in_a_block, twice, by_class, with_key, returned_on_demand]
-TAKES_LOSS += [_LOOPER.by_attributes, _LOOPER.in_a_loop]
+TAKES_LOSS += [_LOOPER.by_attributes, _LOOPER.in_a_loop, _LOOPER.also_evaluates]
 
 
 @pytest.mark.parametrize("function", TAKES_LOSS)
@@ -202,11 +211,31 @@ class Changes(Looper):
             out = call(out)
         return out.loss
 
+    def in_between(self) -> Any:
+        out = call()
+        self.settings.past += 1
+        return out.logits if self.settings.past >= 0 else out.loss
+
+    def in_pieces(self) -> Any:
+        out = call()
+        yield out.loss
+        if self.settings.past >= 0:
+            yield out.logits
+
+    def of_a_module(self) -> Any:
+        return counted(torch.nn.Identity())
+
+
+def counted(module: torch.nn.Module) -> Any:
+    out = call()
+    return out.logits if module.training else out.loss
+
 
 _CHANGES = Changes()
 TAKES_MORE = [another_attribute, another_place, also_later, passed_on, in_a_closure, a_method, stored_anew]
 TAKES_MORE += [later_in_a_loop, on_error, lambda: returned_on_demand(True), lambda: Looper().by_attributes("some")]
 TAKES_MORE += [_CHANGES.after_another_call, _CHANGES.by_a_property, _CHANGES.given_to_itself]
+TAKES_MORE += [_CHANGES.in_between, lambda: next(_CHANGES.in_pieces()), _CHANGES.of_a_module]
 
 
 @pytest.mark.parametrize("function", TAKES_MORE)
@@ -239,6 +268,7 @@ print(found)
         ("pass", "print(out.logits)", False),
         ("return out", "", False),
         ("pass", "found.append(len(globals()) < 0)", False),
+        ("self.eval = None", "", True),
     ],
 )
 def test_variables_of_a_script_are_its_own(inside: str, behind: str, alone: bool, tmp_path: Path) -> None:
@@ -267,7 +297,17 @@ def evaluates() -> Any:
     return loss, eval("out")
 
 
-@pytest.mark.parametrize("function", [reads_all, evaluates])
+def debugs() -> Any:
+    out = call()
+    loss = out.loss
+    if found is None:
+        import pdb
+
+        pdb.set_trace()
+    return loss
+
+
+@pytest.mark.parametrize("function", [reads_all, evaluates, debugs])
 def test_variables_that_are_read_by_name_may_be_any(function: Callable[[], Any]) -> None:
     found.clear()
     function()

@@ -40,12 +40,23 @@ class Model(nn.Module):
             box.value = hidden.exp()
             parts.append(hidden.sin())
             return box, parts
-        return hidden.sum(), hidden
+        loss = hidden.sum()
+        if self.kind == "of a result":
+            loss.hidden = hidden
+        return loss, hidden
 
 
 @pytest.mark.parametrize(
     ("kind", "more"),
-    [("", False), ("new", False), ("count", False), ("attribute", True), ("list", True), ("global", True)],
+    [
+        ("", False),
+        ("new", False),
+        ("count", False),
+        ("of a result", True),
+        ("attribute", True),
+        ("list", True),
+        ("global", True),
+    ],
 )
 def test_what_is_left_behind(kind: str, more: bool) -> None:
     found = []
