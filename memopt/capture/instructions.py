@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import dis
 import operator
@@ -89,11 +90,13 @@ class Code:
     Attributes:
         ops: in order.
         at: the position of the first instruction at or behind an offset that is jumped to, by the offset.
+        starts: those positions, which are more than a jump's: where errors begin and end to be handled as well.
         handlers: where errors are handled: the first and last position of what raises them, and that of the handler.
     """
 
     ops: Sequence[Op]
     at: Mapping[int, int]
+    starts: frozenset[int]
     handlers: Sequence[tuple[int, int, int]]
 
     @staticmethod
@@ -103,8 +106,10 @@ class Code:
         entries: Sequence[Any] = getattr(dis.Bytecode(code), "exception_entries", None) or ()
         wanted = {op.target for op in ops if op.target is not None}
         wanted |= {offset for entry in entries for offset in (entry.start, entry.end, entry.target)}
-        at = {offset: next((i for i, op in enumerate(ops) if op.offset >= offset), len(ops)) for offset in wanted}
-        return Code(ops, at, [(at[entry.start], at[entry.end], at[entry.target]) for entry in entries])
+        offsets = [op.offset for op in ops]
+        at = {offset: bisect.bisect_left(offsets, offset) for offset in wanted}
+        handlers = [(at[entry.start], at[entry.end], at[entry.target]) for entry in entries]
+        return Code(ops, at, frozenset(at.values()), handlers)
 
     def position(self, offset: int) -> int:
         """The position of the instruction at an offset, or whose caches lie there, as a running call's may."""
@@ -187,7 +192,7 @@ class Code:
             first, names = first - 1, (str(self.ops[first - 1].value), *names)
         if first == 0 or self.ops[first - 1].name != "LOAD_FAST":
             return None
-        if any(first - 1 < inside <= place for inside in self.at.values()):  # it is jumped into: another value is there
+        if not self.starts.isdisjoint(range(first, place + 1)):  # it is jumped into: another value is there
             return None
         return Condition(place, (str(self.ops[first - 1].value), *names), compares, decides)
 
