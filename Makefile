@@ -75,6 +75,8 @@ test-conversion-memory: $(STAMP)
 test-random-modules: $(STAMP)
 	$(BIN)/python -m benchmarks.random_modules --engine aten --programs 20000 --minutes 10
 	$(BIN)/python -m benchmarks.random_modules --engine inductor --programs 20000 --minutes 10
+	$(BIN)/python -m benchmarks.random_modules --loops users --engine aten --programs 20000 --minutes 10
+	$(BIN)/python -m benchmarks.random_modules --loops users --engine inductor --programs 20000 --minutes 10
 
 # Two hundred hard lists of buffers whose packings are known, a minute of one core each; it fails while one is not packed.
 test-packing: $(STAMP)

@@ -14,6 +14,8 @@ from benchmarks.loops import (  # noqa: F401
     held_out,
     inner_calls,
     losses,
+    pairs,
+    pairs_of_models,
     policies,
     step_ends,
     weights,
