@@ -16,6 +16,7 @@ from benchmarks.loops import (  # noqa: F401
     losses,
     pairs,
     pairs_of_models,
+    pairs_with_hooks,
     policies,
     step_ends,
     weights,

@@ -1,11 +1,10 @@
-"""Loops in which two features meet: hooks that step, losses alone, retained graphs, frozen parts, other sizes."""
+"""Loops in which two features meet: losses alone, retained graphs, frozen parts, other sizes."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -35,108 +34,13 @@ class WithLoss(Net):
         return Output(loss, logits)
 
 
-def steps_in_backward(model: nn.Module, make: Callable[..., Any] = torch.optim.AdamW) -> list[torch.optim.Optimizer]:
-    """Give each parameter an optimizer of its own, which steps as the gradient is there, and drops it."""
-    own = {p: make([p], 1e-3) for p in model.parameters() if p.requires_grad}
-
-    def step(p: torch.Tensor) -> None:
-        own[p].step()
-        own[p].zero_grad()
-
-    for p in own:
-        p.register_post_accumulate_grad_hook(step)
-    return list(own.values())
-
-
-@loop
-def hooked_generator(user: User) -> Iterator[None]:
-    """A generator whose optimizer steps in backward, a discriminator whose does not; one budget."""
-    generator, critic = Net(classes=WIDTH), Net(classes=1)
-    own, stepper = steps_in_backward(generator), adamw(critic)
-    make, judge = user.compile([generator, critic], [*own, stepper])
-    for number in range(STEPS):
-        real, noise = user.data(number)[0], user.data(100 + number)[0]
-        fake = make(noise)
-        stepper.zero_grad()
-        loss = F.softplus(-judge(real)).mean() + F.softplus(judge(fake.detach())).mean()
-        loss.backward()
-        stepper.step()
-        user.note(loss)
-        critic.requires_grad_(False)
-        F.softplus(-judge(fake)).mean().backward()
-        critic.requires_grad_(True)
-        yield
-
-
-@loop
-def hooks_and_loss_alone(user: User) -> Iterator[None]:
-    model = WithLoss()
-    call = user.compile(model, steps_in_backward(model))
-    for number in range(STEPS):
-        x, y = user.data(number)
-        loss = call(x, y).loss
-        loss.backward()
-        user.note(loss)
-        yield
-
-
-@loop
-def hooks_and_average(user: User) -> Iterator[None]:
-    """An average of weights that a hook steps, evaluated every third step."""
-    model = WithLoss()
-    average = copy.deepcopy(model)
-    call = user.compile(model, steps_in_backward(model, torch.optim.SGD))
-    for number in range(STEPS):
-        x, y = user.data(number)
-        call(x, y).loss.backward()
-        with torch.no_grad():
-            for mine, his in zip(average.parameters(), model.parameters(), strict=True):
-                mine.lerp_(his, 0.1)
-            if number % 3 == 2:
-                user.note(average(x, y).loss)
-        yield
-
-
-@loop
-def hooks_and_heads_in_turn(user: User) -> Iterator[None]:
-    """Two heads, of which each step's loss uses one; each parameter steps in backward."""
-    model = Net(2)
-    call = user.compile(model, steps_in_backward(model))
-    for number in range(STEPS):
-        x, y = user.data(number)
-        loss = F.cross_entropy(call(x)[number % 2], y)
-        loss.backward()
-        user.note(loss)
-        yield
-
-
-@loop
-def hooks_and_lengths(user: User) -> Iterator[None]:
-    model = WithLoss()
-    call = user.compile(model, steps_in_backward(model))
-    for number in range(STEPS):
-        x, y = user.data(number, (BATCH, BATCH // 2, BATCH * 3 // 4)[number % 3])
-        loss = call(x, y).loss
-        loss.backward()
-        user.note(loss)
-        yield
-
-
-@loop
-def hooks_and_unfreezing(user: User) -> Iterator[None]:
-    """A body that is frozen for four steps; what steps its parameters in backward comes then."""
-    model = Net()
-    model.body.requires_grad_(False)
-    call = user.compile(model, steps_in_backward(model))
-    for number in range(STEPS):
-        if number == 4:
-            model.body.requires_grad_(True)
-            steps_in_backward(model.body)
-        x, y = user.data(number)
-        loss = entropy(call(x), x, y)
-        loss.backward()
-        user.note(loss)
-        yield
+def by_its_loss(user: User, call: Any, stepper: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    """A step by the loss that a model returns, which is all that is taken of what it returns."""
+    stepper.zero_grad()
+    loss = call(x, y).loss
+    loss.backward()
+    stepper.step()
+    user.note(loss)
 
 
 class Checkpointed(WithLoss):
@@ -146,18 +50,6 @@ class Checkpointed(WithLoss):
         if layer in list(self.body)[::2]:
             return checkpoint(super()._block, layer, x, use_reentrant=False)
         return super()._block(layer, x)
-
-
-@loop
-def hooks_and_checkpoints(user: User) -> Iterator[None]:
-    model = Checkpointed()
-    call = user.compile(model, steps_in_backward(model))
-    for number in range(STEPS):
-        x, y = user.data(number)
-        loss = call(x, y).loss
-        loss.backward()
-        user.note(loss)
-        yield
 
 
 @loop
@@ -354,11 +246,7 @@ def resumes(user: User) -> Iterator[None]:
             stepper.load_state_dict(found["optimizer"])
             del found
         x, y = user.data(number)
-        stepper.zero_grad()
-        loss = call(x, y).loss
-        loss.backward()
-        stepper.step()
-        user.note(loss)
+        by_its_loss(user, call, stepper, x, y)
         yield
 
 
@@ -370,11 +258,7 @@ def evaluates_larger_batches(user: User) -> Iterator[None]:
     call = user.compile(model, stepper)
     for number in range(STEPS):
         x, y = user.data(number)
-        stepper.zero_grad()
-        loss = call(x, y).loss
-        loss.backward()
-        stepper.step()
-        user.note(loss)
+        by_its_loss(user, call, stepper, x, y)
         if number % 4 == 2:
             call.eval()
             with torch.no_grad():

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.loops.pairs import Output, WithLoss
+from benchmarks.loops.pairs import Output, WithLoss, by_its_loss
 from benchmarks.loops.user import BATCH, CLASSES, STEPS, WIDTH, Net, User, adamw, entropy, loop, stepped
 
 
@@ -35,11 +35,7 @@ def eager_part_and_loss_alone(user: User) -> Iterator[None]:
     call = user.compile(model, stepper)
     for number in range(STEPS):
         x, y = user.data(number)
-        stepper.zero_grad()
-        loss = call(x, y).loss
-        loss.backward()
-        stepper.step()
-        user.note(loss)
+        by_its_loss(user, call, stepper, x, y)
         yield
 
 
@@ -55,11 +51,7 @@ def averaged_by_schedule(user: User) -> Iterator[None]:
     call = user.compile(model, stepper)
     for number in range(STEPS):
         x, y = user.data(number)
-        stepper.zero_grad()
-        loss = call(x, y).loss
-        loss.backward()
-        stepper.step()
-        user.note(loss)
+        by_its_loss(user, call, stepper, x, y)
         if number >= STEPS // 2:
             average.update_parameters(model)
             slow.step()
