@@ -13,16 +13,15 @@ from tests.training.two_ranks import found_by
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 WORKER = """
-import json, sys
+import sys
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import memopt
 from memopt.inductor import halves
 from memopt.memory.distributed import buckets_of
-from memopt.solve import solver_worker
 from tests.training.steps import bytes_of, make, peak_of
+from tests.training.two_ranks import begin, tell
 
 pieces, in_pieces = [], halves.in_pieces
 
@@ -34,11 +33,7 @@ def counted(*given):
 
 
 halves.in_pieces = counted
-search = solver_worker.curve
-solver_worker.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5))
-rank, path = int(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+rank = begin()
 
 
 def trained(around, view, width, backend):
@@ -78,9 +73,7 @@ def trained(around, view, width, backend):
 
 
 found = [trained(*case.split()) for case in sys.argv[3:]]
-with open(f"{path}.{rank}.json", "w") as file:
-    json.dump(found, file)
-dist.destroy_process_group()
+tell(found)
 """
 
 

@@ -12,22 +12,17 @@ from tests.training.two_ranks import found_by
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 WORKER = """
-import json, sys
+import sys
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import memopt
-from memopt.solve import solver_worker
 from tests.training.test_fsdp import Net
+from tests.training.two_ranks import begin, tell
 
-search = solver_worker.curve
-solver_worker.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5))
-rank, path = int(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+rank = begin()
 batch = torch.randn(5, 1024, 32, generator=torch.Generator().manual_seed(0))
 own = slice(512 * rank, 512 * rank + 512)
 
@@ -69,9 +64,7 @@ def found_of(kind):
     return found
 
 found = [found_of(kind) for kind in sys.argv[3:]]
-with open(f"{path}.{rank}.json", "w") as file:
-    json.dump(found, file)
-dist.destroy_process_group()
+tell(found)
 """
 
 

@@ -14,22 +14,17 @@ from tests.training.two_ranks import found_by
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 WORKER = """
-import json, sys
+import sys
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import memopt
-from memopt.solve import solver_worker
 from tests.training.test_ranks_with_outputs import made
+from tests.training.two_ranks import begin, tell
 
-search = solver_worker.curve
-solver_worker.curve = lambda problem, *, seconds: search(problem, seconds=min(seconds, 0.5))
-rank, path = int(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+rank = begin()
 
 def total(outputs, labels, form):
     if form == "loss":
@@ -66,9 +61,7 @@ for case in sys.argv[3:]:
         "apart": max((a - b).abs().max().item() for a, b in zip(whole, expected, strict=True)),
         "moved": max((a - b).abs().max().item() for a, b in zip(whole, start, strict=True)),
         "peak": report.peak_bytes, "budget": report.budget_bytes})
-with open(f"{path}.{rank}.json", "w") as file:
-    json.dump(found, file)
-dist.destroy_process_group()
+tell(found)
 """
 
 ROWS, WORDS, LENGTH = 8, 128, 32
