@@ -64,21 +64,25 @@ def test_gradients_that_exist_are_added_to(model):
     assert added_names(model) == {"0.weight"}
 
 
+class Graph(torch.autograd.Function):
+    """Takes two tensors, and gives the second one no gradient."""
+
+    @staticmethod
+    def forward(ctx, used, unused):
+        ctx.unused = unused
+        return used * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        spare(ctx.unused)
+        return gradient * 2, None
+
+
 @pytest.mark.parametrize("inner", [False, True])
 def test_hooks_of_gradients_are_spared_too(inner):
     seen, leaf = [], nn.Parameter(torch.ones(2))
     unused = leaf * 1 if inner else leaf
     unused.register_hook(lambda gradient: seen.append(gradient.sum().item()))
-
-    class Graph(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, a, b):
-            return a * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            spare(unused)
-            return gradient * 2, None
 
     Graph.apply(nn.Parameter(torch.ones(2)), unused).sum().backward(retain_graph=True)
     assert not seen
@@ -92,16 +96,6 @@ def test_a_hook_is_spared_in_one_backward_where_no_gradient_comes():
     used, unused = (nn.Parameter(torch.ones(2)) for _ in range(2))
     for parameter in (used, unused):
         parameter.register_post_accumulate_grad_hook(lambda p: called.append(p is used))
-
-    class Graph(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, a, b):
-            return a * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            spare(unused)
-            return gradient * 2, None
 
     Graph.apply(used, unused).sum().backward()
     assert called == [True]
