@@ -213,11 +213,9 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         def for_many_sizes() -> Callable[..., Any]:
             code = session.engine().compile_symbolic(graph_module, example_inputs, hooks)
             run = _noted_at_any_size(code, session, hooks)
-            return (
-                looked_after(run, _at_any_size(hooks.backward_facts(), example_inputs))
-                if hooks.needs_gradients
-                else run
-            )
+            if not hooks.needs_gradients:
+                return run
+            return looked_after(run, _at_any_size(hooks.backward_facts(), example_inputs))
 
         def recall(facts: bytes) -> Recalled:
             return session.engine().recall(graph_module, example_inputs, hooks, facts)
