@@ -38,14 +38,14 @@ from memopt.step.own_copies import recomputed_from
 from memopt.torch_compat import tracing_context
 from memopt.torch_compat.donated import donated_now
 from memopt.torch_compat.fake_tensors import FakeTensorMode
-from memopt.torch_compat.inductor_compile import code_cache_hits, compile_traced
+from memopt.torch_compat.inductor_compile import code_cache_hits, compile_traced, put_around
 from memopt.torch_compat.inductor_settings import partitioner_in_force
 from memopt.torch_compat.returned import writable
 from memopt.torch_compat.storages import storage_id
 
 
 class Half(GeneratedCode):
-    """One half: the names and fake values at its ends, its generated code, and the function that runs it."""
+    """One half: the names and fake values at its ends, and its generated code."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__()
@@ -54,7 +54,6 @@ class Half(GeneratedCode):
         outputs: Any = module.graph.output_node().args[0]
         self.outputs = [value.name if isinstance(value, fx.Node) else None for value in outputs]
         self.waiting = waiting(module)  # bytes of each value that waits on the host
-        self.run: Call | None = None
 
 
 class Halves:
@@ -91,7 +90,6 @@ class Halves:
         half = Half(module)
         if options.get("is_backward"):
             self.backward = half
-            half.around = self._around_backward
             if self._forward_graph is not None:
                 self.recomputed = recomputed_from(self._forward_graph, module)
                 self.in_part = saved_in_part(self._forward_graph, module, breaks=self._breaks)
@@ -109,12 +107,14 @@ class Halves:
             stage(f"generating code of {'backward' if half is self.backward else 'forward'}")
         with phase("generating code"), loaded_by(half.taken):
             if self._ahead is None:
-                half.run = compile_traced(module, example_inputs, **options)
+                run = compile_traced(module, example_inputs, **options)
             else:
-                half.run = self._beside(self._ahead, half, module, example_inputs, options)
+                run = self._beside(self._ahead, half, module, example_inputs, options)
         if half is self.backward:
             donated.clear()  # a graph may be kept: what is written over is copied then
-        return half.run
+            # Around all: on a GPU Inductor first looks how arguments lie, also where autograd has left one out.
+            return put_around(run, self._around_backward)
+        return run
 
     def _beside(
         self,

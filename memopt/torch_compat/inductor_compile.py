@@ -68,6 +68,19 @@ def _give_strides_of_all_sizes(compiled: Any, shapes: Any) -> None:
         reported[:] = [text and tuple(map(shapes.deserialize_symexpr, text)) for text in strides]
 
 
+def put_around(compiled: Any, around: Callable[[Callable[[list[Any]], Any]], Callable[[list[Any]], Any]]) -> Any:
+    """The function of a graph that begins with this, before Inductor copies arguments that are not aligned.
+
+    Args:
+        compiled: what `compile_traced` returned: Inductor's object, or a plain function for a graph without calls.
+        around: takes a function of arguments in a list, and returns what runs in its place.
+    """
+    if not hasattr(compiled, "current_callable"):
+        return around(compiled)
+    compiled.current_callable = around(compiled.current_callable)
+    return compiled
+
+
 def code_cache_hits() -> int:
     """How often Inductor has loaded the code of a graph from disk in this process."""
     return int(counters["inductor"]["fxgraph_cache_hit"])

@@ -140,7 +140,7 @@ def test_the_ends_of_a_half_are_read_from_its_graph():
     graph.output((y, None))
     half = Half(fx.GraphModule({}, graph))
     assert [name for name, _ in half.inputs] == ["x"] and half.outputs == ["relu", None]
-    assert half.wrapper is None and half.run is None
+    assert half.wrapper is None and half.pieces is None
 
 
 def test_kernels_wait_until_they_are_wanted_and_are_loaded_once(tmp_path, monkeypatch):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._inductor import output_code
 
 import memopt
 from memopt.errors import ShortOfMemoryError
@@ -116,6 +118,38 @@ def test_a_backward_that_runs_in_pieces_is_given_its_zeros_once(engine: str, kep
         return found
 
     torch.testing.assert_close(losses(True), losses(False))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_zeros_are_there_before_inductor_looks_how_arguments_lie(
+    dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 2.13 it looks outside of its code, on a GPU: a GPT-2 whose logits are read ended in an AssertionError."""
+    looked = []
+
+    def look(_: object, compiled: Any, *__: object) -> None:
+        run = compiled.current_callable
+
+        def aligned(args: list[Any]) -> Any:
+            looked.append(len(args))
+            assert None not in [value for value in args if not isinstance(value, torch.Tensor)]
+            return run(args)
+
+        compiled.current_callable = aligned
+
+    monkeypatch.setattr(output_code, "maybe_realign_inputs", look)
+    torch._dynamo.reset()
+    model, twin = Several(), Several()
+    compiled = memopt.compile(model, backend="inductor", dynamic=dynamic)
+    for size in (8, 6):
+        x = torch.randn(size, 16, generator=torch.Generator().manual_seed(size))
+        outputs = compiled(x)
+        assert outputs[1].isfinite().all()
+        outputs[0].backward()
+        twin(x)[0].backward()
+        torch.testing.assert_close(model.first.weight.grad, twin.first.weight.grad)
+    assert len(looked) >= 4
 
 
 @pytest.mark.parametrize("engine", ENGINES)
