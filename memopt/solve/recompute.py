@@ -121,6 +121,15 @@ def sink(search: Search, seconds: float) -> None:
         search.play(state.saved, state.hold)
 
 
+def sunk(problem: StepProblem, seconds: float) -> Schedule:
+    """The order with the least peak that is found within so many seconds of one core."""
+    search = Search(Rollout(problem), seconds, EFFORT)
+    seed(search)
+    slide(search, math.inf)
+    Improver(search).run([0], PATIENCE)
+    return Schedule(tuple(search.archive.states[0].outcome.steps), problem.forward)
+
+
 def _improve(search: Search, levels: list[int]) -> None:
     search.allow(EFFORT)
     Improver(search).run(levels, PATIENCE * len(levels))

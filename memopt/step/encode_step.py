@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -12,6 +13,7 @@ import torch
 from torch import fx
 
 from memopt.graph import fake_calls
+from memopt.graph.targets import is_pointwise
 from memopt.memory.aliasing import Aliasing, of_finished, owner
 from memopt.memory.hand_over import hand_overs
 from memopt.memory.timeline import held_tangents, tangents_of
@@ -52,12 +54,14 @@ class Lowering:
             operations: they are rebuilt where needed. A placeholder stands for the arrival of the tangents.
         aliasing: the program's storages, with the problem's numbering.
         kernels: per operation, whether a kernel is generated for it, which writes over what it reads last.
+        over: storages of backward's results, each with that of an operand which it may lie in: nothing else reads it.
     """
 
     problem: StepProblem
     operations: tuple[fx.Node, ...]
     aliasing: Aliasing
     kernels: tuple[bool, ...]
+    over: tuple[tuple[int, int], ...] = ()
 
 
 def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
@@ -131,7 +135,22 @@ def lower(program: Program, costs: Mapping[str, Cost]) -> Lowering:
         resident=frozenset(resident),
     )
     kernels = tuple(bool(node.meta.get("kernel")) for node in operations)
-    return Lowering(problem, tuple(operations), aliasing, kernels)
+    return Lowering(problem, tuple(operations), aliasing, kernels, tuple(_over(problem, operations, aliasing)))
+
+
+def _over(problem: StepProblem, operations: Sequence[fx.Node], aliasing: Aliasing) -> Iterator[tuple[int, int]]:
+    readers = Counter(storage for reads in problem.reads for storage in reads)
+    for at, node in enumerate(operations[problem.forward :], problem.forward):
+        made = problem.writes[at]
+        if len(made) != 1 or not (node.meta.get("kernel") or is_pointwise(node.target)):
+            continue
+        for operand in node.all_input_nodes:
+            held = aliasing.of.get(operand, ())
+            if len(held) != 1 or problem.producer[held[0]] < problem.forward or held[0] in problem.pinned:
+                continue
+            if readers[held[0]] == 1 and problem.sizes[held[0]] == problem.sizes[made[0]]:
+                yield made[0], held[0]
+                break
 
 
 def apply_schedule(program: Program, lowering: Lowering, schedule: Schedule) -> Program:

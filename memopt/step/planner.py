@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from memopt.memory.timeline import Timeline
 from memopt.program import Program
 from memopt.solve.check import check
+from memopt.solve.in_place import in_place_floor
 from memopt.solve.recompute import Curve, Plan
 from memopt.solve.schedule import Schedule, simulate
 from memopt.step.curve import CurvePoint, step_curve
@@ -21,6 +22,8 @@ _ROUNDS = 4
 _COMBINED = 24
 # How often each graph's plan is looked at for the step's least peak.
 _SWEEPS = 4
+# The share of the search's time in which the floor is looked for once more, where no plan keeps the limit.
+_SINKING = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +148,7 @@ class StepPlanner:
         self.built: dict[tuple[int, int], Choice] = {}
         self.peaks: dict[tuple[int, ...], int] = {}  # of finished steps
         self._deepest: list[int] | None = None
+        self._seconds, self._sunk = seconds, False
         # Peaks by the search's figures, by what is held beside the graphs and the number of each graph's plan.
         self._counted: dict[tuple[int, ...], int] = {}
 
@@ -183,7 +187,39 @@ class StepPlanner:
             if limit * 0.98 <= peak <= limit:
                 break
             target += limit - peak
+        if not feasible and self._sinks():
+            return self._picked(limit)
         return best, self._result(best, minimum, feasible)
+
+    def _sinks(self) -> bool:
+        """Whether orders found with results in the memory of what they are made of lower the step's least peak."""
+        if self._sunk:
+            return False
+        self._sunk, best = True, self.deepest()
+        before = least = self.peak(best)
+        graphs = list(dict.fromkeys(self._first))
+        for graph in graphs:
+            lowering, found = self.lowerings[graph], self.curves[graph]
+            plan = in_place_floor(lowering.problem, lowering.over, seconds=self._seconds * _SINKING / len(graphs))
+            if plan is None or plan.schedule in [point.schedule for point in found.points]:
+                continue
+            self._put_curve(graph, Curve((*found.points, plan)))
+            lower = self._with(best, graph, len(found.points))
+            if self.peak(lower) < least:
+                best, least = lower, self.peak(lower)
+                continue
+            self._put_curve(graph, found)
+            self.built.pop((graph, len(found.points)), None)
+            self.peaks.pop(tuple(lower), None)
+        self._deepest = best
+        return least < before
+
+    def _put_curve(self, graph: int, found: Curve) -> None:
+        """Take another curve for a graph and its equals."""
+        peaks = peaks_on(found, self.lowerings[graph])
+        for place in (place for place, first in enumerate(self._first) if first == graph):
+            self.curves[place] = found
+            self.figures[place] = graph_peaks(self.programs[place], self.lowerings[place], peaks)
 
     def deepest(self) -> list[int]:
         """The plans with the least peak of the step: graph by graph the one that lowers it, until none does."""

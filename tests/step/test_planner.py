@@ -7,12 +7,14 @@ import pytest
 import torch
 
 import memopt
+import memopt.memory.timeline as timeline_module
 from memopt.memory.timeline import timeline
 from memopt.passes.checkpoint import workspace
 from memopt.passes.eliminate_copies import EliminateCopies
 from memopt.passes.eliminate_dead import EliminateDead
 from memopt.passes.inplace import Inplace
-from memopt.step import planner
+from memopt.step import encode_step, planner
+from memopt.step.encode_step import lower
 from memopt.step.graph_peaks import peaks_of, step_peak
 from memopt.step.planner import StepPlanner, plan_step
 from tests.passes.build import capture_joint
@@ -177,6 +179,28 @@ def test_what_in_place_conversion_saves_is_used():
     assert any("inplace" in node.meta for node in plan([item], limit, inplace).choices[0].program.calls)
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_an_order_whose_least_peak_is_that_of_results_in_place_is_found(held, monkeypatch):
+    """Counted beside each other, result and operand hide it: where autograd holds the first gradient, as before torch
+    2.13, two plans looked equal, and 0.9 of eager's peak was refused for a perceptron."""
+    for module in (encode_step, timeline_module):
+        monkeypatch.setattr(module, "gradients_are_held", lambda: held)
+    x, first, second = torch.randn(64, 8), torch.randn(8, 256, requires_grad=True), torch.randn(256, 8).requires_grad_()
+    joint = capture_joint(lambda x, a, b: (torch.nn.functional.gelu(x @ a) @ b,), x, first, second)
+    item = EliminateDead().run(EliminateCopies().run(joint).program).program
+
+    def inplace(planned):
+        after = Inplace().run(planned).program
+        return after, timeline(after, workspace(after, {}))
+
+    wide = 64 * 256 * 4
+    assert lower(item, {}).over, "gelu's gradient lies in the gradient of its result"
+    step = plan([item], 10, inplace)
+    assert not step.feasible and 2 * wide < step.minimum_bytes < 2.5 * wide
+    again = plan([item], step.minimum_bytes, inplace)
+    assert again.feasible and again.peak_bytes == step.minimum_bytes
+
+
 def test_an_impossible_limit_gives_the_least():
     step = plan([program(4), program(2)], 10)
     assert not step.feasible
@@ -212,4 +236,4 @@ def test_what_a_plan_takes_is_counted_once_whatever_limits_are_asked_for(monkeyp
     most = found.outlook(None).peak_bytes
     for part in range(10):
         found.outlook(most * part // 10)
-    assert len(counted) <= len(found.curves[0].points)
+    assert len(counted) <= len(found.curves[0].points) + 1, "and once for the floor, where no plan fits"
