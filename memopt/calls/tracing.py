@@ -33,6 +33,7 @@ from memopt.capture.loss_alone import (
 )
 from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.rehearsal import ledger_for, run_backward
+from memopt.capture.same_graph import description
 from memopt.capture.shadow import Shadow
 from memopt.common.own_files import MEMOPT
 from memopt.common.progress import captured, stage
@@ -48,6 +49,7 @@ from memopt.step.backward_entry import BackwardFacts, watched
 from memopt.step.budget_trial import lower_within
 from memopt.step.earlier_calls import Figures
 from memopt.step.graph_peaks import step_peak
+from memopt.step.planner import StepPlan
 from memopt.step.recomputed_calls import recomputable
 from memopt.step.warm_start import keep_for_others, warm_started
 from memopt.torch_compat.dynamo import Kept, with_own_entry
@@ -146,6 +148,7 @@ def _tell(session: Session, told: str | None) -> None:
 
 def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[..., Any]:
     """A fresh Dynamo backend that hands each graph to the session's engine, with `symbolic` sizes as they come."""
+    lowered = list[tuple[Any, StepPlan | None, Callable[..., Any]]]()  # graphs, their step's plan, what runs them
 
     @saved_as_it_is()
     def memopt(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -173,6 +176,14 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             session.see_whole_step()
         elif hooks.graph_break and hooks.reaches_gradients:
             session.see_whole_step_of_training()
+
+        graph = None
+        if hooks.needs_gradients and session.collection.graphs is None and not symbolic:
+            told = description(graph_module, example_inputs)
+            graph = told and (told, by_loss_alone, others, [stand is None for stand in stands], hooks.lets_go)
+        for known, plan, code in lowered:
+            if graph is not None and known == graph and plan is _plan_of(session):
+                return code
 
         checkpointed = hooks.needs_gradients and has_checkpoints(graph_module)
         if checkpointed:
@@ -239,7 +250,10 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                 run = _noted(_recomputable(run, session, hooks), session, hooks)
                 if not hooks.needs_gradients:
                     return run
-                return looked_after(run, hooks.backward_facts())
+                run = looked_after(run, hooks.backward_facts())
+                plan = _plan_of(session)
+                lowered[:] = [*(item for item in lowered if item[1] is plan), (graph, plan, run)]
+                return run
             except Exception as error:
                 note_graph(error, graph_module)
                 raise
@@ -250,6 +264,11 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                 hooks.forget()
 
     return at_boundary(memopt, check=session.verify is True, laid_out=lambda: bool(session.layout.contiguous))
+
+
+def _plan_of(session: Session) -> StepPlan | None:
+    """The plan that a session's graphs are lowered by; None where there is none."""
+    return None if session.step is None else session.step.plan
 
 
 def _tell_written(session: Session, buffers: Sequence[str]) -> None:
