@@ -82,7 +82,13 @@ def private_uses(path: Path, own: set[str]) -> Iterator[str]:
 @functools.lru_cache(maxsize=1)
 def nodes_of(path: Path) -> tuple[ast.AST, ...]:
     """All nodes of a file of Python, of which the last one asked for is remembered."""
-    return tuple(ast.walk(ast.parse(path.read_text())))
+    return tuple(ast.walk(tree_of(path)))
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """A file of Python, parsed once: several rules go through all files."""
+    return ast.parse(path.read_text())
 
 
 def _imported(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:

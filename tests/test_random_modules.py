@@ -18,20 +18,21 @@ from tests.modules.settings import settings
 
 # Engine, kind of loops, the first seed, chunks, and programs in each: with `MENDED` two hundred.
 REGULAR = (
-    ("aten", "training", 10_000_000, 6, 25),
+    ("aten", "training", 10_000_000, 2, 25),
     ("aten", "inference", 11_000_000, 1, 25),
-    ("aten", "users", 13_000_000, 2, 4),
-    ("inductor", "training", 12_000_000, 2, 5),
-    ("inductor", "users", 14_000_000, 1, 3),
+    ("aten", "users", 13_000_000, 1, 4),
+    ("inductor", "training", 12_000_000, 1, 5),
 )
 # Seeds that were wrong once, among twenty thousand others.
 MENDED = (60_001_153, 60_001_482, 60_003_270, 60_005_008, 60_000_177, 61_000_160)
 # Behind `long`: with those above a thousand.
 LONG = (
-    ("aten", "training", 10_000_150, 28, 25),
+    ("aten", "training", 10_000_050, 32, 25),
     ("aten", "inference", 11_000_025, 2, 25),
+    ("aten", "users", 13_000_004, 1, 4),
     ("aten", "users", 13_000_008, 6, 6),
-    ("inductor", "training", 12_000_010, 2, 5),
+    ("inductor", "training", 12_000_005, 3, 5),
+    ("inductor", "users", 14_000_000, 1, 3),
 )
 # Behind `slow`: 21,000 in all.
 SLOW = (

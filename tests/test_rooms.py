@@ -11,7 +11,7 @@ import pytest
 
 from tests.own_tests import untested
 from tests.private_own import borrowed
-from tests.private_torch import own_names, private_uses
+from tests.private_torch import nodes_of, own_names, private_uses
 from tests.written_outside import Written
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +24,7 @@ FOLDERS |= {
 def imports(folder: Path) -> Iterator[tuple[str, str]]:
     """Every import of memopt in the folder's files, lazy ones too: the file, and the room or file it is of."""
     for path in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [f"memopt.{item.name}" for item in node.names] if node.module == "memopt" else [node.module]
             elif isinstance(node, ast.Import):

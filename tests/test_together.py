@@ -91,7 +91,7 @@ def trained(step, budget=None, steps=6):
     return losses, begun + recording.peak, calls
 
 
-@pytest.mark.quick("joint-0.8", "distilled-0.8")
+@pytest.mark.quick("joint-0.8")
 @pytest.mark.whole_process
 @pytest.mark.parametrize(("step", "share"), [(adversarial, 0.7), (joint, 0.8), (distilled, 0.8)])
 def test_one_budget_is_of_all_models_together(step, share):

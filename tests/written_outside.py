@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from tests.private_torch import tree_of
 
 # Names that say what they hold wherever no type does, as where it is `Any`.
 _CALLED = {"session": "Session", "hooks": "Hooks", "sessions": "Sessions"}
@@ -33,7 +36,7 @@ class Written:
 
     def __init__(self, paths: Iterable[Path]) -> None:
         """Read these files; of two classes of one name, both are taken to be meant."""
-        self._trees = {path: ast.parse(path.read_text()) for path in paths}
+        self._trees = {path: tree_of(path) for path in paths}
         self._classes: dict[str, list[_Class]] = {}
         self._returns: dict[str, str] = {}
         found: list[tuple[ast.ClassDef, _Class]] = []
@@ -133,23 +136,27 @@ def _functions(tree: ast.Module) -> Iterator[tuple[Function, str | None]]:
     return within(tree, None)
 
 
-def _assigned(function: Function) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+@functools.cache
+def _assigned(function: Function) -> tuple[tuple[ast.expr, ast.expr | None], ...]:
     """What is assigned to what in a function, tuples apart; an annotation stands for a value that has one."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.AnnAssign):
-            yield node.target, ast.Call(ast.Name(_named(node.annotation) or ""), [], [])
-        elif isinstance(node, ast.AugAssign):
-            yield node.target, None
-        elif isinstance(node, ast.NamedExpr):
-            yield node.target, node.value
-        elif isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    yield from zip(target.elts, node.value.elts, strict=False)
-                elif isinstance(target, ast.Tuple):
-                    yield from ((each, None) for each in target.elts)
-                else:
-                    yield target, node.value
+    return tuple(pair for node in ast.walk(function) for pair in _pairs(node))
+
+
+def _pairs(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    if isinstance(node, ast.AnnAssign):
+        yield node.target, ast.Call(ast.Name(_named(node.annotation) or ""), [], [])
+    elif isinstance(node, ast.AugAssign):
+        yield node.target, None
+    elif isinstance(node, ast.NamedExpr):
+        yield node.target, node.value
+    elif isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                yield from zip(target.elts, node.value.elts, strict=False)
+            elif isinstance(target, ast.Tuple):
+                yield from ((each, None) for each in target.elts)
+            else:
+                yield target, node.value
 
 
 def _named(annotation: ast.expr | None) -> str | None:

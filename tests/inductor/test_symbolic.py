@@ -300,6 +300,7 @@ def test_the_batch_that_it_was_compiled_for_is_let_go_of(model):
     assert bytes_of(list(model.parameters())) < run.report.peak_bytes
 
 
+@pytest.mark.long
 def test_where_the_first_size_has_no_room_smaller_ones_share_code_all_the_same(model):
     free = memopt.compile(copy.deepcopy(model), dynamic=True)
     free(tokens(8, 64)).backward()

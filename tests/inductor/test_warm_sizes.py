@@ -82,12 +82,14 @@ def test_a_second_process_makes_no_code_and_reports_the_same(mark):
     assert second.run.report.budget_bytes == first.run.report.budget_bytes
 
 
+@pytest.mark.long
 def test_sizes_may_come_in_another_order():
     Process().steps(*ROWS)
     second = Process().steps(60, 25, 59, 40)
     assert second.lowered == 0 and second.run.report.peak_bytes <= 3_000_000
 
 
+@pytest.mark.long
 def test_a_fraction_is_of_the_first_step_of_each_process():
     first = Process(1.0).steps(40, 20, 30)
     second = Process(1.0).steps(60, 20, 40)
@@ -97,6 +99,7 @@ def test_a_fraction_is_of_the_first_step_of_each_process():
     assert budgets == sorted(set(budgets)) and third.peaks[-1] <= budgets[0]
 
 
+@pytest.mark.long
 def test_what_is_larger_than_ever_is_counted_and_known_to_the_next_process():
     Process().steps(40, 20, 30)
     second = Process().steps(40, 20, 90, 15)
@@ -122,6 +125,7 @@ def test_sizes_that_were_over_the_budget_are_known_to_be(monkeypatch):
     assert any("does not keep the budget at" in note for note in second.run.report.notes)
 
 
+@pytest.mark.quick("width", "budget")
 @pytest.mark.parametrize("what", ["budget", "optimizer", "width", "source", "passes", "mode"])
 def test_what_code_depends_on_is_told_apart(what, monkeypatch):
     Process().steps(40, 20)
@@ -143,7 +147,7 @@ def test_what_code_depends_on_is_told_apart(what, monkeypatch):
     assert second.steps(40, 20).lowered > 0
 
 
-@pytest.mark.quick("steps", "aotautograd")
+@pytest.mark.quick("steps")
 @pytest.mark.parametrize("lost", ["sizes", "steps", "aotautograd"])
 def test_where_a_part_of_it_is_lost_code_is_made_anew(lost, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))

@@ -28,6 +28,7 @@ class Deep(nn.Module):
         return logits.logsumexp(-1).mean(), logits
 
 
+@pytest.mark.quick("aten")
 @pytest.mark.parametrize("engine", ["aten", pytest.param("inductor", marks=needs_compiler)])
 def test_a_step_takes_no_more_than_is_predicted(engine: str) -> None:
     model, x = Deep(), torch.randn(256, 64)

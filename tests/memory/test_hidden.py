@@ -12,6 +12,7 @@ from memopt.memory.hidden import WholeLedger
 from memopt.step.graph_peaks import step_peak
 
 
+@pytest.mark.quick("short-LSTM", "short-GRU")
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 @pytest.mark.parametrize("length", [20, 150], ids=["short", "beyond what is run for it"])
 def test_a_recurrent_layer_s_workspace_is_counted_as_it_is_measured(kind, length):

@@ -46,6 +46,7 @@ def test_what_is_not_known_to_do_without_may_multiply(function, expected):
     assert may_multiply(capture(Apply(function), IMAGE)) == expected
 
 
+@pytest.mark.long
 def test_of_the_models_only_one_without_a_linear_layer_multiplies_nothing(monkeypatch):
     seen: dict[str, bool] = {}
     count = MemoryLedger.count_libraries

@@ -53,6 +53,9 @@ MODELS = {
 }
 
 
+@pytest.mark.quick(
+    "checked-*", "a part-later-10MB", "an operator-later-None", "behind a break-later-10MB", "an argument-later-None"
+)
 @pytest.mark.parametrize("budget", [None, "10MB"])
 @pytest.mark.parametrize("first", [True, False], ids=["at first", "later"])
 @pytest.mark.parametrize(("make", "bad", "error"), MODELS.values(), ids=MODELS.keys())

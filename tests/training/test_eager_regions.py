@@ -86,7 +86,7 @@ def _peak(call, model, x):
     return memopt.measure(lambda: call(x).backward()).peak_bytes + held
 
 
-@pytest.mark.quick("0.8-gru", "0.4-keeps", "0.4-disabled")
+@pytest.mark.quick("0.8-gru", "0.4-keeps")
 @pytest.mark.parametrize(("make", "shape", "place"), CASES)
 @pytest.mark.parametrize("share", [1.1, 0.8, 0.4])
 def test_kept_or_refused_with_the_part(make, shape, place, share):

@@ -240,6 +240,7 @@ def test_the_usual_loss_is_part_of_the_first_fraction_and_not_all_that_is_allowe
     assert found <= 1.05 * eager
 
 
+@pytest.mark.long
 def test_calls_that_an_earlier_run_of_the_script_made_are_no_part_of_a_fraction(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path / "apart"))
     alone, eager, _ = _fraction(_lets_go)

@@ -204,6 +204,7 @@ def test_what_is_saved_stays_there_for_further_backwards(share):
         assert peak_of(lambda: step(loop), loop.model, loop.x, loop.y) <= budget
 
 
+@pytest.mark.long
 def test_micro_batches_with_a_loss_outside_stay_inside():
     def step(loop):
         for _ in range(3):

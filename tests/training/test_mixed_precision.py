@@ -80,6 +80,7 @@ def test_autocast_on_and_off_are_planned_apart():
         assert_equal(found[1], found[0])
 
 
+@pytest.mark.long
 def test_attention_with_dropout_and_tied_weights_equals_aot_autograd_s():
     """AOTAutograd rounds to half precision in other places than eager does: memopt must add nothing to that."""
     torch.manual_seed(0)

@@ -8,6 +8,7 @@ import memopt
 from memopt.memory.cost import table as table_module
 
 
+@pytest.mark.quick("training")
 @pytest.mark.parametrize("first", ["training", "inference"])
 def test_the_machine_is_not_measured_where_its_measure_has_no_room(monkeypatch, tmp_path, first):
     monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))

@@ -113,6 +113,7 @@ def test_a_larger_step_is_searched_for_and_then_serves(searches):
     assert counts[0] < counts[1] < counts[2] == counts[-1]
 
 
+@pytest.mark.long
 def test_a_smaller_step_recomputes_no_more_than_it_must(searches):
     model, x = make()
     run = memopt.compile(model, budget_between(model, (x,), 0.3), backend="aten", example_inputs=(x,))

@@ -194,7 +194,7 @@ SCRIPTS = [
 
 
 @pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not be instantiated")
-@pytest.mark.quick("hooks_of_parts_that_come_and_go", "gradients_reversed_by_a_schedule")
+@pytest.mark.quick("hooks_of_parts_that_come_and_go")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_a_script_goes_as_in_eager(script):
     expected = script(lambda model, optimizer: model).seen

@@ -42,7 +42,7 @@ QUICK = ("resnet18", "unet", "llama_tiny", "hf_bert")
 SLOW = (*(set(FAMILIES) - set(QUICK)), "hf_vit")
 
 
-@pytest.mark.quick("hf_bert")
+@pytest.mark.quick("llama_tiny")
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(SLOW))])
 def test_one_artifact_for_every_batch_size(name: str) -> None:
     model, inputs = build(name, labels=False)
