@@ -28,7 +28,7 @@ from memopt.program import Program
 from memopt.step.multi_graph import settled
 from memopt.step.sizes_apart import MadeAnewError, SizesError
 from memopt.torch_compat.autograd_nodes import first_nodes
-from memopt.torch_compat.fully_sharded import is_sharded
+from memopt.torch_compat.fully_sharded import is_sharded, sharded_captured
 
 
 def programs_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], session: Session) -> list[Program]:
@@ -120,7 +120,7 @@ class PlannedCalls:
             return self._run_at_size(session, start, kind, args, kwargs)
         graphs, made = self._sessions.graphs, self._sessions.has_function(kind, symbolic=True)
         try:
-            with settings_of(session, symbolic=True, varying=symbols.varying):
+            with sharded_captured(self._model), settings_of(session, symbolic=True, varying=symbols.varying):
                 return self._sessions.function(kind, symbolic=True)(*args, **kwargs)
         except MadeAnewError:
             raise
@@ -169,7 +169,7 @@ class PlannedCalls:
 
     def _call(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
         function = self._sessions.function(kind)
-        with settings_of(session):
+        with sharded_captured(self._model), settings_of(session):
             return function(*args, **kwargs)
 
     def _call_as_foreseen(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:

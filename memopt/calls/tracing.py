@@ -53,6 +53,7 @@ from memopt.step.planner import StepPlan
 from memopt.step.recomputed_calls import recomputable
 from memopt.step.warm_start import keep_for_others, warm_started
 from memopt.torch_compat.dynamo import Kept, with_own_entry
+from memopt.torch_compat.fully_sharded import sharded_captured
 from memopt.torch_compat.logging_calls import silence
 from memopt.torch_compat.saved_tensors import saved_as_it_is
 from memopt.torch_compat.source_files import TORCH
@@ -80,6 +81,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
         with session.collects(shadow.names) as collected, contextlib.ExitStack() as settings:
             for setting in (shadow.running(), settings_of(session), silence(), streams_kept(), saved_as_it_is()):
                 settings.enter_context(setting)
+            settings.enter_context(sharded_captured(shadow.model))
             kept = Kept(dynamo_backend(session))
             compiled = with_own_entry(torch.compile(shadow.model, backend=kept.while_kept(), dynamic=False))
             mark = session.outside.mark((fake_args, fake_kwargs))

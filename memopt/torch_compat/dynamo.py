@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._dynamo import convert_frame, eval_frame, exc, external_utils, trace_rules, utils
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.misc import AutogradFunctionVariable
@@ -75,6 +76,9 @@ def _while_kept(function: weakref.ref[_Function]) -> Callable[..., Any]:
     return call
 
 
+# Where the functions lie that `torch.compile` puts around what it is called with, as `own_entry` does.
+ENTRY_FILE = str(external_utils.__file__)
+
 _GONE = "what compiled this function is gone"
 
 
@@ -87,13 +91,40 @@ def with_own_entry(compiled: Any) -> Any:
     """
     model = compiled._orig_mod
     lazy, forward = hasattr(model, "_initialize_hook"), model.forward
-    if lazy or not isinstance(forward, types.MethodType) or not trace_rules.check(forward):
+    if lazy or not isinstance(forward, types.MethodType) or not is_passed_over(forward):
         return compiled
-    shared: Any = external_utils.wrap_inline(model)
-    code = shared.__code__.replace()
-    own = types.FunctionType(code, shared.__globals__, shared.__name__, shared.__defaults__, shared.__closure__)
-    compiled.forward = compiled.dynamo_ctx(own)
+    compiled.forward = compiled.dynamo_ctx(own_entry(model))
     return compiled
+
+
+def own_entry(function: Callable[..., Any]) -> types.FunctionType:
+    """A function that calls this one, with code of its own in a file that Dynamo looks at; tried on 2.11 and 2.13."""
+    shared: Any = external_utils.wrap_inline(function)
+    code = shared.__code__.replace()
+    return types.FunctionType(code, shared.__globals__, shared.__name__, shared.__defaults__, shared.__closure__)
+
+
+def with_entries(forward: Callable[..., Any], entries: Mapping[int, Callable[..., Any]]) -> types.FunctionType:
+    """A forward that calls a module's own entry: Dynamo does not look at it, but at the entry.
+
+    Args:
+        forward: which it takes the place of, and which modules have without an entry.
+        entries: made by `own_entry`, by the `id` of the module.
+    """
+
+    def enters(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return entries.get(id(self), forward)(self, *args, **kwargs)
+
+    code = enters.__code__.replace()  # torch marks the code, which all that are made here would share
+    eval_frame.skip_code(code)
+    own = types.FunctionType(code, enters.__globals__, enters.__name__, enters.__defaults__, enters.__closure__)
+    functools.update_wrapper(own, forward)
+    return own
+
+
+def is_passed_over(function: Callable[..., Any]) -> bool:
+    """Whether Dynamo never looks at this function's own frame, as it lies in a file of torch's."""
+    return bool(trace_rules.check(function))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import sys
 import types
@@ -11,6 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
+
+from memopt.torch_compat.dynamo import is_passed_over, own_entry, with_entries
+from memopt.torch_compat.patched import replaced
 
 # Where the state of `fully_shard` is of one of its classes, the distributed part of torch has been imported.
 _STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
@@ -60,6 +65,62 @@ def groups(model: nn.Module) -> Iterator[tuple[list[Gathered], bool]]:
 def is_sharded(model: nn.Module) -> bool:
     """Whether a part of the model is sharded by `fully_shard`."""
     return bool(_states_of(model))
+
+
+@contextlib.contextmanager
+def sharded_captured(model: nn.Module) -> Iterator[None]:
+    """Within: Dynamo captures modules of torch's own classes that `fully_shard` was called with, as it does others.
+
+    Their hooks break the graph, so that their forward is called by itself, and Dynamo looks at no function of torch's
+    files: a block that is an `nn.Sequential`, or an `nn.Linear`, would run operator by operator. Torch 2.13 looks at
+    what has hooks unless its class is of `fully_shard`'s making. That class calls its forward by an entry here.
+
+    Args:
+        model: or its twin in a dry run.
+    """
+    with contextlib.ExitStack() as stack:
+        seen: set[Any] = set()
+        sharded: Any = torch.distributed.fsdp.FSDPModule if _STATE in sys.modules else ()
+        for module in model.modules():
+            kind: Any = type(module)
+            entries = _entries_of(kind) if isinstance(module, sharded) else None
+            if entries is not None:
+                entries.admit(module)
+                if kind not in seen:
+                    seen.add(kind)
+                    stack.enter_context(replaced(kind, "forward", entries.enters))
+        yield
+
+
+class _Entries:
+    """Entries to the forward of a class that `fully_shard` has made.
+
+    Modules that look alike share one, and what is compiled of it; those within one another have two, as Dynamo takes
+    what it made of the outer one for the inner one's.
+
+    Attributes:
+        enters: the forward that calls them.
+    """
+
+    def __init__(self, forward: types.FunctionType) -> None:
+        self._forward = forward
+        self._alike: dict[str, types.FunctionType] = {}
+        self._known: dict[int, types.FunctionType] = {}
+        self.enters = with_entries(forward, self._known)
+
+    def admit(self, module: nn.Module) -> None:
+        """Make an entry, which Dynamo would look into if it were made in a call."""
+        if id(module) not in self._known:  # or one that is gone had this number: any entry calls the same forward
+            looks = repr(module)
+            self._alike.setdefault(looks, own_entry(self._forward))
+            self._known[id(module)] = self._alike[looks]
+
+
+@functools.cache
+def _entries_of(kind: type[nn.Module]) -> _Entries | None:
+    """Those of a class, which torch keeps for good as well; None where Dynamo looks at its forward."""
+    forward = getattr(kind, "forward", None)
+    return _Entries(forward) if isinstance(forward, types.FunctionType) and is_passed_over(forward) else None
 
 
 def let_go(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import memopt
-from tests.training.test_fsdp import Net
+from tests.training.test_fsdp import made
 from tests.training.two_ranks import begin, tell
 
 rank = begin()
@@ -32,16 +32,17 @@ def train(kind, run, model, rows):
         budget = {"refused": "20kB" if rank else 0.8}.get(kind, 0.8)
         run = memopt.compile(model, budget, optimizer=optimizer, backend="aten")
     for x in batch:
-        run(x[rows]).backward()
+        found = run(x[rows])  # its loss, unless nothing calls the layers but torch's own class
+        (found.float().square().mean() if found.dim() else found).backward()
         optimizer.step()
         optimizer.zero_grad()
     return run
 
 def sharded(kind):
-    model, mesh = Net(), init_device_mesh("cpu", (2,))
+    model, mesh = made(kind), init_device_mesh("cpu", (2,))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if kind == "bf16" else MixedPrecisionPolicy()
     if kind != "root":
-        for block in model.blocks:
+        for block in list(model if kind == "layers" else model.blocks)[:4]:
             fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
@@ -55,12 +56,12 @@ def found_of(kind):
         return {"refused": str(error)}
     found = {"budget": report.budget_bytes, "peak": report.peak_bytes, "total": report.breakdown.total,
              "parameters": report.breakdown.parameters, "state": report.breakdown.optimizer_state}
-    twin = sharded(kind) if kind == "bf16" else Net()
+    twin = sharded(kind) if kind == "bf16" else made(kind)
     train(kind, twin, twin, own if kind == "bf16" else slice(None))
     whole = [p.full_tensor() for p in model.parameters()]
     twins = [p.full_tensor() if kind == "bf16" else p for p in twin.parameters()]
     found["apart"] = max((a - b).abs().max().item() for a, b in zip(whole, twins, strict=True))
-    found["moved"] = max((a - b).abs().max().item() for a, b in zip(whole, Net().parameters(), strict=True))
+    found["moved"] = max((a - b).abs().max().item() for a, b in zip(whole, made(kind).parameters(), strict=True))
     return found
 
 found = [found_of(kind) for kind in sys.argv[3:]]
@@ -91,8 +92,30 @@ class Net(torch.nn.Module):
         return self.head(x).float().square().mean()
 
 
+class Layers(Net):
+    """As many parameters in modules of torch's own classes alone, one of which calls the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        linear = torch.nn.Linear
+        self.blocks = torch.nn.Sequential(
+            *(torch.nn.Sequential(linear(32, 128), torch.nn.GELU(), linear(128, 32)) for _ in range(4))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(x)).float().square().mean()
+
+
+def made(kind: str) -> torch.nn.Module:
+    """The model of a case; the same one whenever it is made."""
+    if kind == "layers":
+        parts = Layers()
+        return torch.nn.Sequential(*parts.blocks, parts.head)
+    return Layers() if kind == "sequential" else Net()
+
+
 # What `make test` asks, of one pair of processes: each takes five seconds to begin.
-QUICK = ("blocks", "bf16", "refused")
+QUICK = ("blocks", "sequential", "bf16", "refused")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +123,10 @@ def found_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[d
     return found_by(WORKER, tmp_path_factory, QUICK)
 
 
-@pytest.mark.parametrize("kind", ["blocks", pytest.param("root", marks=pytest.mark.long), "bf16"])
+LONG = ("root", "layers")
+
+
+@pytest.mark.parametrize("kind", [*QUICK[:3], *(pytest.param(kind, marks=pytest.mark.long) for kind in LONG)])
 def test_parameters_are_those_of_one_process_and_shards_are_counted(kind, found_of):
     whole = sum(parameter.nbytes for parameter in Net().parameters())
     for found in found_of(kind):
