@@ -17,7 +17,7 @@ from torch import fx, nn
 
 from memopt.common.own_files import MEMOPT
 from memopt.torch_compat.autograd_nodes import first_nodes
-from memopt.torch_compat.dynamo import compilations
+from memopt.torch_compat.dynamo import ENTRY_FILE, compilations
 
 _MOST = 3  # places, and kinds of operations, that are named
 
@@ -30,11 +30,11 @@ Mark = tuple[Any, frozenset[Any]]
 _NOTHING = re.compile(
     "Alias|AsStrided|CopyBackwards|CopySlices|Detach|Diagonal|Expand|Permute|ReshapeAlias|Select|Slice|Split|"
     "SplitWithSizes|Squeeze|T|Transpose|Unbind|Unfold|UnsafeSplit|UnsafeSplitWithSizes|UnsafeView|Unsqueeze|View|"
-    "ViewAsComplex|ViewAsReal|_DDPSink|CompiledFunction|_Relay|_Refusal|torch::autograd::.*"
+    "ViewAsComplex|ViewAsReal|_DDPSink|RegisterPostBackwardFunction|CompiledFunction|_Relay|_Refusal|torch::autograd::.*"
 )
 
-# By file and first line: functions that Dynamo gave up, and why. It says so once in a process.
-_given_up: dict[tuple[str, int], str] = {}
+# A function: its name, file and first line.
+_Function = tuple[str, str, int]
 
 
 class Outside:
@@ -48,10 +48,14 @@ class Outside:
         """Nothing is compiled yet."""
         self.rehearsed = ""
         self._breaks: dict[str, str] = {}  # where graphs end, in order, and why
+        self._ends: set[tuple[str, int]] = set()  # file and line where a graph has ended with its function
+        self._given_up: dict[_Function, str] = {}  # by Dynamo, which says so once: where, and why
 
     def saw(self, graph_module: fx.GraphModule) -> None:
         """Remember where a graph of Dynamo's ends, if not with its function."""
         reason = getattr(graph_module, "compile_subgraph_reason", None)
+        if reason is not None and not reason.graph_break:
+            self._ends.update((frame.filename, frame.lineno or 0) for frame in reason.user_stack[-1:])
         if reason is None or not reason.graph_break or reason.reason.startswith("generic_jump"):
             return  # a jump by a tensor's value computes nothing
         why = "" if reason.reason.startswith("step_unsupported") else f" ({reason.reason.splitlines()[0]})"
@@ -92,12 +96,51 @@ class Outside:
         self, model: nn.Module, outputs: Any, latest: Any, before: frozenset[Any]
     ) -> tuple[list[str], list[str]]:
         """Places, and operations."""
-        places = list(dict.fromkeys(_abandoned(model, latest)))
-        operations = list(_eager(outputs, before))
+        operations, given_up = list(_eager(outputs, before)), self._look(latest)
+        if operations or given_up or self._breaks or not self._is_whole(model):
+            given_up += self._before(model)
+        places = list(dict.fromkeys(given_up))
         # Else what follows a break is captured too, or computes nothing, as a print.
         if operations or not torch.is_grad_enabled():
             places += [where + why for where, why in self._breaks.items()]
         return places, operations
+
+    def _look(self, latest: Any) -> list[str]:
+        """The functions that Dynamo gave up since this compilation, and those before it that it still lists."""
+        found, new = [], latest is None
+        known = compilations()
+        new = new or not any(item is latest for item in known)
+        for item in known:
+            function = item.co_name or "", item.co_filename or "", item.co_firstlineno or 0
+            if item.fail_type is None:
+                self._given_up.pop(function, None)  # it was reset since
+            elif item.fail_type == "Unsupported" and item.co_filename and item.co_firstlineno:
+                why = (item.fail_reason or "").splitlines()[0]
+                self._given_up[function] = f"{_place(*function)} ({why})"
+                found += [self._given_up[function]] if new else []
+            new = new or item is latest
+        return found
+
+    def _before(self, model: nn.Module) -> list[str]:
+        """The model's functions that Dynamo gave up earlier, of another model of the class: it tries none anew."""
+        kinds = {type(module): None for module in model.modules()}
+        codes = (getattr(function, "__code__", None) for kind in kinds for function in _forwards(kind)[-1:])
+        functions = ((code.co_name, code.co_filename, code.co_firstlineno) for code in codes if code is not None)
+        return [self._given_up[function] for function in functions if function in self._given_up]
+
+    def _is_whole(self, model: nn.Module) -> bool:
+        """Whether a graph has ended with the model's own forward, or with what Dynamo calls it by: hooks are in it."""
+        codes = filter(None, (getattr(function, "__code__", None) for function in _forwards(type(model))))
+        own = {(code.co_filename, line) for code in codes for _, _, line in code.co_lines()}
+        return any(end in own or end[0] == ENTRY_FILE for end in self._ends)
+
+
+def _forwards(kind: type[nn.Module]) -> list[Any]:
+    """A class's forward, and what its decorators have wrapped, which comes last."""
+    found = [getattr(kind, "forward", kind)]
+    while hasattr(found[-1], "__wrapped__"):
+        found.append(found[-1].__wrapped__)
+    return found
 
 
 def _forward_of(model: nn.Module) -> str:
@@ -127,22 +170,6 @@ def _eager(outputs: Any, before: frozenset[Any]) -> Iterator[str]:
             told.add(name)
             yield name
         waiting += [following for following, _ in node.next_functions if following is not None]
-
-
-def _abandoned(model: nn.Module, latest: Any) -> Iterator[str]:
-    """The functions that Dynamo gave up since the latest of its compilations, or before and they are the model's."""
-    new = compilations()
-    places = [index for index, item in enumerate(new) if item is latest]
-    for item in new[places[0] + 1 :] if places else new:
-        if item.fail_type == "Unsupported" and item.co_filename and item.co_firstlineno:
-            why = (item.fail_reason or "").splitlines()[0]
-            key = item.co_filename, item.co_firstlineno
-            _given_up[key] = f"{_place(item.co_name or '', *key)} ({why})"
-            yield _given_up[key]
-    for kind in {type(module): None for module in model.modules()}:
-        code = getattr(inspect.unwrap(getattr(kind, "forward", kind)), "__code__", None)
-        if code is not None and (code.co_filename, code.co_firstlineno) in _given_up:
-            yield _given_up[code.co_filename, code.co_firstlineno]
 
 
 def _latest() -> Any:

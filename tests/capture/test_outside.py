@@ -170,3 +170,59 @@ def test_views_and_changed_inputs_are_no_operations():
     x = torch.randn(2, 4, requires_grad=True)
     run(x.sin())[0].sum().backward()
     assert told(run) is None
+
+
+class Looped(nn.Module):
+    """Parts in a loop, which Dynamo gives up where their hooks break the graph."""
+
+    def __init__(self, hooked):
+        super().__init__()
+        self.parts = nn.ModuleList(Part() for _ in range(2))
+        for part in self.parts if hooked else ():
+            part.register_forward_hook(torch.compiler.disable(lambda *_: None))
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+class Around(nn.Module):
+    """Calls another model and nothing else."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def told_of(model):
+    """What is said of a model of its own, compiled and trained for a step."""
+    run = memopt.compile(model, "1GB", backend="aten")
+    run(torch.randn(2, 3, 8)).sum().backward()
+    return told(run), len(run.report.programs)
+
+
+def test_what_was_given_up_of_one_model_is_not_said_of_another_that_is_captured():
+    def forward(model):
+        return f"forward, test_outside.py:{type(model).forward.__code__.co_firstlineno}"
+
+    hooked, plain = Looped(True), Looped(False)
+    said, programs = told_of(hooked)
+    assert programs == 2 and said.startswith(forward(hooked))
+    assert told_of(Around(plain)) == (None, 1)
+    said, programs = told_of(plain)  # Dynamo does not try its class anew
+    assert programs == 2 and said.startswith(forward(plain))
+    torch._dynamo.reset()
+    assert told_of(Looped(False)) == (None, 1)
+    assert told_of(Around(Looped(False))) == (None, 1)
+
+
+def test_what_was_given_up_within_another_model_is_said_of_the_next():
+    for _ in range(2):
+        said, _ = told_of(Around(LockedFirst()))
+        assert "forward, test_outside.py:" in said
+    said, _ = told_of(LockedFirst())
+    assert "forward, test_outside.py:" in said
