@@ -57,8 +57,8 @@ class Reference:
         """
         self._added = 0
         if self.training is None or self._step is None or calls > self._calls:
-            self._step, self._calls, self.training = step, calls, max(unconstrained_bytes, self._supposed)
-            self._looks, self._seen, self._floor = _LOOKS, 0, 0
+            self._step, self._calls, self._looks, self._floor = step, calls, _LOOKS, 0
+            self.training = max(unconstrained_bytes, self._seen, self._supposed)
         elif self._step == step:
             most = self.training if self._seen else unconstrained_bytes
             counted = min(most, max(unconstrained_bytes, self._seen))

@@ -59,6 +59,18 @@ def test_a_step_planned_anew_keeps_what_was_seen_and_counts_what_was_found_besid
     assert reference.of(10) == 2100
 
 
+def test_a_step_of_more_calls_takes_what_was_seen_of_its_first_ones():
+    reference = Reference()
+    reference.trains(1000, "step")
+    reference.loops(1300)
+    reference.trains(1100, "more calls", 2)
+    assert reference.of(10) == 1300
+    reference.loops(1300, 2)
+    assert reference.of(10) == 1300
+    reference.trains(1500, "more calls", 3)
+    assert reference.of(10) == 1500
+
+
 def test_a_call_that_failed_leaves_a_fraction_as_it_was():
     reference = Reference()
     before = copy.copy(reference)
