@@ -21,6 +21,14 @@ _PLAIN = frozenset(
     {int, float, complex, bool, str, bytes, type(None), slice, torch.dtype, torch.device, torch.layout}
     | {torch.memory_format}
 )
+# By which kernels attention runs, and how products are rounded.
+_ATTENTION: tuple[Any, ...] = (
+    torch.backends.cuda.flash_sdp_enabled,
+    torch.backends.cuda.mem_efficient_sdp_enabled,
+    torch.backends.cuda.math_sdp_enabled,
+    torch.backends.cuda.cudnn_sdp_enabled,
+)
+_PRODUCTS = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
 
 
 def description(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -30,18 +38,26 @@ def description(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[Any, ...]
         graph: of Dynamo's.
         inputs: that it was captured with; only how these lie matters, not what is in them.
     """
-    settings = (
+    try:
+        return _settings(), _inputs(inputs), _nodes(graph)
+    except _UnknownError:
+        return None
+    except RuntimeError:  # the old and the new way to say how products are rounded, mixed: torch tells neither
+        return None
+
+
+def _settings() -> tuple[Any, ...]:
+    return (
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),
         *((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")),
         torch.is_autocast_cache_enabled(),
         library_settings(),
+        *(enabled() for enabled in _ATTENTION),
+        *(getattr(torch.backends.cuda.matmul, name) for name in _PRODUCTS),
+        torch.backends.cudnn.allow_tf32,
     )
-    try:
-        return settings, _inputs(inputs), _nodes(graph)
-    except _UnknownError:
-        return None
 
 
 class _UnknownError(Exception):

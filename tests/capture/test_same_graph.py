@@ -72,7 +72,18 @@ def test_settings_are_part_of_it() -> None:
         assert description(graph, inputs) != before
     with torch.no_grad():
         assert description(graph, inputs) != before
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert description(graph, inputs) != before
     assert description(graph, inputs) == before
+
+
+def test_settings_that_torch_does_not_tell_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mixed() -> str:
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    graph, inputs = captured(plain, X)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
+    assert description(graph, inputs) is None
 
 
 def test_integers_that_equal_floats_and_flags_are_told_apart() -> None:
