@@ -38,7 +38,7 @@ from memopt.step.own_copies import recomputed_from
 from memopt.torch_compat import tracing_context
 from memopt.torch_compat.donated import donated_now
 from memopt.torch_compat.fake_tensors import FakeTensorMode
-from memopt.torch_compat.inductor_compile import code_cache_hits, compile_traced, put_around
+from memopt.torch_compat.inductor_compile import backward_begins_with, code_cache_hits, compile_traced
 from memopt.torch_compat.inductor_settings import partitioner_in_force
 from memopt.torch_compat.returned import writable
 from memopt.torch_compat.storages import storage_id
@@ -105,15 +105,14 @@ class Halves:
             partition.donated = tuple(donated)
         if self._ahead is None or not self._ahead.inside:
             stage(f"generating code of {'backward' if half is self.backward else 'forward'}")
-        with phase("generating code"), loaded_by(half.taken):
+        begins = backward_begins_with(self._around_backward)
+        with phase("generating code"), loaded_by(half.taken), begins:
             if self._ahead is None:
                 run = compile_traced(module, example_inputs, **options)
             else:
                 run = self._beside(self._ahead, half, module, example_inputs, options)
         if half is self.backward:
             donated.clear()  # a graph may be kept: what is written over is copied then
-            # Around all: on a GPU Inductor first looks how arguments lie, also where autograd has left one out.
-            return put_around(run, self._around_backward)
         return run
 
     def _beside(

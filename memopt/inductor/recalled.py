@@ -15,6 +15,7 @@ from memopt.common.phases import phase
 from memopt.inductor.generated import GeneratedCode
 from memopt.inductor.joint_cache import AbsentError, JointCache
 from memopt.inductor.partition import Partition, compile_training
+from memopt.torch_compat.inductor_compile import backward_begins_with
 from memopt.torch_compat.returned import writable
 
 
@@ -47,9 +48,9 @@ def recalled(
     partition = Partition(_untraced)
     partition.token = facts
     known = functools.partial(writable, in_part=lambda: [item.place for item in hooks.known_facts.in_part])
-    forward, backward = GeneratedCode(known), GeneratedCode(hooks.backward)
+    forward, backward = GeneratedCode(known), GeneratedCode()
     try:
-        with phase("looking for code"):
+        with phase("looking for code"), backward_begins_with(hooks.backward):
             looking = cache.looking(forward, backward)
             run = compile_training(graph_module, example_inputs, _untraced, partition, cached=looking)
             forward.load()

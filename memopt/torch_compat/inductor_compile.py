@@ -14,10 +14,13 @@ from torch._inductor import codecache, compile_fx, ir
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
+from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.utils import needs_fallback_due_to_atomic_add_limitations
 from torch.fx.experimental import _config as shapes_config
 
 from memopt.torch_compat.patched import replaced
+
+Call = Callable[[list[Any]], Any]
 
 # Reductions over rows and over columns of few elements are fused too, rather than asked how many there are.
 _FOR_ALL_SIZES = {"triton.mix_order_reduction_non_strict_mode": True}
@@ -68,17 +71,21 @@ def _give_strides_of_all_sizes(compiled: Any, shapes: Any) -> None:
         reported[:] = [text and tuple(map(shapes.deserialize_symexpr, text)) for text in strides]
 
 
-def put_around(compiled: Any, around: Callable[[Callable[[list[Any]], Any]], Callable[[list[Any]], Any]]) -> Any:
-    """The function of a graph that begins with this, before Inductor copies arguments that are not aligned.
+@contextlib.contextmanager
+def backward_begins_with(around: Callable[[Call], Call]) -> Iterator[None]:
+    """Within: backward's function, be it compiled or loaded, is what `around` makes of it.
 
-    Args:
-        compiled: what `compile_traced` returned: Inductor's object, or a plain function for a graph without calls.
-        around: takes a function of arguments in a list, and returns what runs in its place.
+    Before torch 2.13 Inductor copies arguments that are not aligned before its code runs, and expects all to be there.
     """
-    if not hasattr(compiled, "current_callable"):
-        return around(compiled)
-    compiled.current_callable = around(compiled.current_callable)
-    return compiled
+    plain = CompiledFxGraph.post_compile
+
+    def finished(graph: Any, inputs: Any, constants: Any, options: Any) -> None:
+        plain(graph, inputs, constants, options)
+        if options["is_backward"] and graph.current_callable is not None:
+            graph.current_callable = around(graph.current_callable)
+
+    with replaced(CompiledFxGraph, "post_compile", finished):
+        yield
 
 
 def code_cache_hits() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,19 +121,16 @@ def test_a_backward_that_runs_in_pieces_is_given_its_zeros_once(engine: str, kep
     torch.testing.assert_close(losses(True), losses(False))
 
 
-@needs_compiler
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_zeros_are_there_before_inductor_looks_how_arguments_lie(
-    dynamic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before 2.13 it looks outside of its code, on a GPU: a GPT-2 whose logits are read ended in an AssertionError."""
-    looked = []
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows where Inductor looks how a graph's arguments lie: before 2.13 outside of its code, on a GPU."""
+    found = []
 
     def look(_: object, compiled: Any, *__: object) -> None:
         run = compiled.current_callable
 
         def aligned(args: list[Any]) -> Any:
-            looked.append(len(args))
+            found.append(len(args))
             assert None not in [value for value in args if not isinstance(value, torch.Tensor)]
             return run(args)
 
@@ -140,6 +138,13 @@ def test_zeros_are_there_before_inductor_looks_how_arguments_lie(
 
     monkeypatch.setattr(output_code, "maybe_realign_inputs", look)
     torch._dynamo.reset()
+    return found
+
+
+@needs_compiler
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_zeros_are_there_before_inductor_looks_how_arguments_lie(dynamic: bool, looked: list[int]) -> None:
+    """A GPT-2 whose logits are read ended in an AssertionError."""
     model, twin = Several(), Several()
     compiled = memopt.compile(model, backend="inductor", dynamic=dynamic)
     for size in (8, 6):
@@ -150,6 +155,27 @@ def test_zeros_are_there_before_inductor_looks_how_arguments_lie(
         twin(x)[0].backward()
         torch.testing.assert_close(model.first.weight.grad, twin.first.weight.grad)
     assert len(looked) >= 4
+
+
+@needs_compiler
+def test_so_they_are_where_code_is_found_on_disk(
+    looked: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path / "memopt"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    twin = Several()
+    twin(x)[0].backward()
+    for _ in range(2):
+        torch._dynamo.reset()
+        model = Several()
+        with caplog.at_level("INFO", logger="memopt"):
+            caplog.clear()
+            outputs = memopt.compile(model, "1GB", backend="inductor")(x)
+        assert outputs[1].isfinite().all()
+        outputs[0].backward()
+        torch.testing.assert_close(model.first.weight.grad, twin.first.weight.grad)
+    assert "warm start" in caplog.text and len(looked) >= 4
 
 
 @pytest.mark.parametrize("engine", ENGINES)
