@@ -38,6 +38,11 @@ class Reference:
         self._supposed = 0  # bytes that it is supposed to take, until it is seen in its loop
         self._with_gradients = False  # whether it was supposed to begin with gradients
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether no step that is seen decides any more."""
+        return self.training is not None and self.whole and not self._looks
+
     def return_to(self, before: Reference) -> None:
         """Be as a copy that was made before: of calls that failed or were only supposed a fraction is none."""
         vars(self).update(vars(before))

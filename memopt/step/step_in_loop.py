@@ -174,7 +174,7 @@ class StepInLoop(SessionReport):
     def asks_for_eager(self) -> bool:
         """Whether what eager itself holds in a graph is worth knowing: a fraction is of it, and not fixed yet."""
         fraction = self.budget is not None and self.budget.bytes is None
-        return fraction and (self.reference.training is None or not self.reference.whole)
+        return fraction and not self.reference.is_fixed
 
     def kept_more(self, saved: int) -> int:
         """Bytes by which backward takes more where its graph is kept for another backward: what is saved does not go.

@@ -71,6 +71,17 @@ def test_a_step_of_more_calls_takes_what_was_seen_of_its_first_ones():
     assert reference.of(10) == 1500
 
 
+def test_what_eager_takes_is_asked_for_until_no_step_decides_any_more():
+    reference = Reference()
+    assert not reference.is_fixed
+    reference.trains(1000, "step")
+    reference.whole = True
+    for _ in range(3):
+        assert not reference.is_fixed
+        reference.loops(1000)
+    assert reference.is_fixed
+
+
 def test_a_call_that_failed_leaves_a_fraction_as_it_was():
     reference = Reference()
     before = copy.copy(reference)
