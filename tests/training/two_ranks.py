@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +16,8 @@ import torch
 import torch.distributed as dist
 
 from memopt.solve import solver_worker
+
+TOGETHER, ALONE = 400.0, 30.0  # seconds that two may take, and one whose peer has failed
 
 
 def begin() -> int:
@@ -43,20 +47,40 @@ def run_two(worker: str, folder: Path, *cases: str) -> list[list[dict]]:
     """
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", worker, str(rank), str(folder / "store"), *cases],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=400)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(errors)
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    said = [folder / f"said.{rank}" for rank in range(2)]  # a file: a pipe that nobody reads would stop a rank
+    started = []
+    for rank, file in enumerate(said):
+        with file.open("w") as errors:
+            command = [sys.executable, "-c", worker, str(rank), str(folder / "store"), *cases]
+            started.append(subprocess.Popen(command, env=environment, stderr=errors))
+    ends = _ends_of(started)
+    lines = [f"rank {rank} {end}:\n{file.read_text()}" for rank, (end, file) in enumerate(zip(ends, said, strict=True))]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(lines)
     found = [json.loads((folder / f"store.{rank}.json").read_text()) for rank in range(2)]
     return [list(ranks) for ranks in zip(*found, strict=True)]
+
+
+def _ends_of(started: Sequence[subprocess.Popen[bytes]]) -> list[str]:
+    """How each process has ended, in words; one that does not end is killed, and soon where its peer has failed."""
+    until, killed = time.monotonic() + TOGETHER, set[int]()
+    while None in (codes := [process.poll() for process in started]):
+        if any(codes):  # the other one may wait for it in vain
+            until = min(until, time.monotonic() + ALONE)
+        if time.monotonic() > until:
+            killed = {process.pid for process in started if process.poll() is None}
+            for process in started:
+                process.kill()
+                process.wait()
+        time.sleep(0.05)
+
+    def end(process: subprocess.Popen[bytes]) -> str:
+        if process.pid in killed:
+            return "did not end, and was killed"
+        code = process.returncode
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
+    return [end(process) for process in started]
 
 
 def found_by(worker: str, folders: pytest.TempPathFactory, quick: Sequence[str]) -> Callable[[str], list[dict]]:
