@@ -166,8 +166,9 @@ class EarlierCalls:
         Args:
             programs: of that call; a call that was not seen is taken for one like it.
             position: of it among the calls.
-            calls: how many there are.
+            calls: how many there are, as far as is known: this may be one more.
         """
+        calls = max(calls, position + 1)
         same = {fingerprint(program): program for program in programs}
         every = [list(self.programs[i]) if i < len(self.programs) else list(programs) for i in range(calls)]
         every[position] = list(programs)

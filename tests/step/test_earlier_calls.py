@@ -5,7 +5,9 @@ import weakref
 import pytest
 import torch
 
+from memopt.step import earlier_calls
 from memopt.step.earlier_calls import (
+    EarlierCalls,
     KnownCalls,
     Ran,
     arguments_beside,
@@ -76,3 +78,12 @@ def test_an_output_that_is_gone_is_no_argument_of_a_later_call():
     first = Ran((), {}, (), made=(weakref.ref(state.untyped_storage()),))
     del state
     assert made_by([first]) == set()
+
+
+def test_one_call_more_than_is_known_is_planned_with_all_before_it(monkeypatch):
+    """Where its sizes were new as well that was an IndexError."""
+    monkeypatch.setattr(earlier_calls, "fingerprint", str)
+    known = EarlierCalls()
+    known.programs = [("first",), ("second",)]
+    assert known.with_programs(["third"], 2, 2) == (["first", "second", "third"], 2)
+    assert known.with_programs(["other"], 1, 2) == (["first", "other"], 1)

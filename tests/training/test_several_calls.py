@@ -158,6 +158,20 @@ def test_other_shapes_in_one_step():
     assert _peak(compiled, model, inputs, step) <= budget + _LOSS
 
 
+def test_a_step_with_one_call_more_of_another_size_is_planned():
+    """A loss summed over one, two, then three calls, each of its own size, ended in an error of memopt's own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4))
+    inputs = [torch.randn(rows, 32) for rows in (64, 32, 48)]
+    compiled = memopt.compile(model, "300kB", backend="aten")
+    for calls in (1, 2, 3, 3):
+        loss = sum(compiled(x).square().mean() for x in inputs[:calls])
+        reference = sum(model(x).square().mean() for x in inputs[:calls])
+        assert loss.item() == reference.item()
+        loss.backward()
+        model.zero_grad()
+
+
 def test_a_fraction_is_of_the_whole_step():
     inputs = [torch.randn(256, 64) for _ in range(2)]
     model = _net()
