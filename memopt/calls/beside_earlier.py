@@ -36,8 +36,14 @@ def run_beside(
             return run(kind)
     kind = kind._replace(calls=1, beside=True)
     if kind.plan in sessions:
-        with contextlib.suppress(NoRoomBesideError):
+        try:
             return run(kind)
+        except NoRoomBesideError as error:
+            graph = error.graph
+        # It may have been planned in an earlier step, whose calls had let go by then.
+        if several.have_room(sessions.of(kind), graph):
+            with contextlib.suppress(NoRoomBesideError):
+                return run(kind)
     if several.can_drop:
         with contextlib.suppress(NoRoomBesideError, BudgetError):
             return _run_anew(sessions, kind, run, last_word=False)

@@ -64,6 +64,28 @@ def test_ways_are_tried_one_after_another(room, can_drop, failures, expected, dr
     assert not any(session.last_word for session in sessions.values())
 
 
+def test_what_was_planned_beside_calls_that_had_let_go_serves_the_steps_after_that():
+    """Two nets that train in turn, one within the other's loss, compiled two graphs anew in each step."""
+    sessions, tried = Steps(), []
+    planned = sessions.of(KIND._replace(calls=1, beside=True))
+
+    class Later(Calls):
+        def have_room(self, session, graph):
+            self.dropped += graph == "planned beside"
+            return graph == "planned beside"
+
+    def run(kind):
+        tried.append(kind.beside)
+        if not calls.dropped:
+            raise NoRoomBesideError("planned beside")
+        return "outputs"
+
+    calls = Later(room=False, can_drop=True)
+    assert run_beside(sessions, calls, KIND, "planned alone", run) == "outputs"
+    assert tried == [True, True] and calls.dropped == 1
+    assert sessions.of(KIND._replace(calls=1, beside=True)) is planned
+
+
 def test_a_call_that_has_no_room_at_all_is_refused():
     def run(kind):
         raise BudgetError(2, 1)
