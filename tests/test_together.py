@@ -1,4 +1,5 @@
 import gc
+import itertools
 
 import pytest
 import torch
@@ -63,11 +64,33 @@ def distilled(teacher, student, optimizers, seed):
     return (loss.item(),)
 
 
+def consistent(teacher, student, optimizers, seed):
+    """The teacher is called while the student's calls wait, and gradients of the step before are there until later."""
+    draws = torch.Generator().manual_seed(seed)
+    few, many = torch.randn(ROWS // 2, WIDTH, generator=draws), torch.randn(ROWS, WIDTH, generator=draws)
+    seen, found = student(few), student(many)
+    with torch.no_grad():
+        target = teacher(many)
+    loss = seen.square().mean() + F.mse_loss(found, target)
+    optimizers[0].zero_grad()
+    loss.backward()
+    optimizers[0].step()
+    return (loss.item(),)
+
+
+def _layers(*widths):
+    return [part for one, other in itertools.pairwise(widths) for part in (nn.Linear(one, other), nn.GELU())]
+
+
 def made(step):
     torch.manual_seed(0)
     models = [Net(), Net(outputs=1 if step is adversarial else WIDTH)]
     if step is adversarial:
         return models, [torch.optim.AdamW(each.parameters(), 1e-3) for each in models]
+    if step is consistent:
+        models = [nn.Sequential(*_layers(WIDTH, 64, 64, 64, 64, 10)) for _ in range(2)]
+        models[0].requires_grad_(False)
+        return models, [torch.optim.SGD(models[1].parameters(), 0.05, momentum=0.9)]
     if step is distilled:
         models[0].requires_grad_(False)
         return models, [torch.optim.AdamW(models[1].parameters(), 1e-3)]
@@ -91,9 +114,9 @@ def trained(step, budget=None, steps=6):
     return losses, begun + recording.peak, calls
 
 
-@pytest.mark.quick("joint-0.8")
+@pytest.mark.quick("joint-0.8", "consistent-0.75")
 @pytest.mark.whole_process
-@pytest.mark.parametrize(("step", "share"), [(adversarial, 0.7), (joint, 0.8), (distilled, 0.8)])
+@pytest.mark.parametrize(("step", "share"), [(adversarial, 0.7), (joint, 0.8), (distilled, 0.8), (consistent, 0.75)])
 def test_one_budget_is_of_all_models_together(step, share):
     losses, peak, _ = trained(step)
     budget = int(share * peak)

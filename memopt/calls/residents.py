@@ -73,6 +73,8 @@ class Residents:
         if alive:
             outside += sum(ran.saved for ran in alive) + arguments_beside(alive, arguments_of(args, kwargs))
         others, coming, footprint = self._group.beside(self._model, footprint)
+        if alive and not kind.gradients:  # a loop may zero theirs after this call, and in the first step there are none
+            others, coming = others + coming, 0
         others += self._counted(self._beside(args, kwargs))
         return dataclasses.replace(resident, outside=outside, others=others, coming_beside=coming, optimizer=footprint)
 

@@ -58,9 +58,10 @@ class SeveralCalls:
             return Kind(gradients, accumulating)
         earlier = self._sessions.earlier.alive()
         if not gradients:
-            if earlier:
-                self._make_room(Kind(gradients, accumulating, beside=True).plan, earlier)
-            return Kind(gradients, accumulating, beside=bool(earlier))
+            waiting = [*self._sessions.group.alive(self._sessions), *earlier]
+            kind = Kind(gradients, accumulating, beside=bool(waiting))
+            self._make_room(kind.plan, waiting)
+            return kind
         if not earlier:
             self._together = self._sessions.earlier.most
             if self._sessions.group.several:
