@@ -184,3 +184,21 @@ def test_planning_takes_its_memory_beside_outputs_of_the_step_before_of_all_mode
     del held
     assert session.older() == 0
     assert session.room == before + 2 * kept.nbytes
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_loss_behind_a_call_without_gradients_is_seen(own):
+    """Steps were 1.11 of a budget, and nothing said so, where a student's loss came after its teacher's call."""
+    models, x = [Net(), Net()], torch.randn(ROWS, WIDTH)
+    optimizer = torch.optim.SGD(nn.ModuleList(models).parameters(), 0.1)
+    one, other = memopt.compile(models, "100MB", optimizer=optimizer, backend="aten")
+    for _ in range(3):
+        found = one(x)
+        with torch.no_grad():
+            target = (one if own else other)(x)
+        loss = (found.softmax(1) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    seen = calls_of(one).sessions.around.seen
+    assert 4 * x.nbytes <= seen.between < 8 * x.nbytes

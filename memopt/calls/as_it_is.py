@@ -26,11 +26,12 @@ from memopt.memory.resident import storage_bytes
 from memopt.memory.window import Held, Window, closed_if_it_fails
 from memopt.options import Options
 from memopt.report.eager import eager_report
-from memopt.step.around import Around, Watch
+from memopt.step.around import Around
 from memopt.step.earlier_calls import AS_IT_IS, Figures
 from memopt.step.graph_peaks import between_graphs, step_peak
 from memopt.step.loop_bytes import SCALARS
 from memopt.step.module_checkpoints import ModuleCheckpoints
+from memopt.step.open_window import Watch
 from memopt.step.other_tensors import others_in_words
 from memopt.torch_compat.saved_tensors import hooks_in_force
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from memopt.calls.guard_fast_path import Kind
 from memopt.calls.residents import Residents
 from memopt.calls.sessions import Sessions
 from memopt.calls.several import SeveralCalls
 from memopt.compilation.session import Session
 from memopt.memory.reach import shown_tensors
-from memopt.step.around import Watch
 from memopt.step.before_calls import BEFORE
 from memopt.step.guard import StepGuard
+from memopt.step.open_window import Watch
 
 
 class CallEnds:
@@ -39,6 +41,8 @@ class CallEnds:
             self._residents.others.ended(session.resident.device, outputs, planned=planned)
             if session.role.to_be_trained and not session.role.trains and session.counts_all:
                 BEFORE.follow(session.resident.device, self._sessions.around)
+            if not torch.is_grad_enabled():
+                self._sessions.group.resumes(self._sessions, shown_tensors(outputs))
             if planned:
                 self._residents.tell_of_others(session, args, kwargs)
 

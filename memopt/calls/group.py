@@ -86,7 +86,12 @@ class Group:
     def begins(self, own: Sessions) -> None:
         """A model's call begins: the others' windows see it."""
         for each in self._others(own):
-            each.around.others_run()
+            each.around.others_run(torch.is_grad_enabled())
+
+    def resumes(self, own: Sessions, outputs: Sequence[torch.Tensor]) -> None:
+        """A model's call without gradients has returned these: the loop around it is looked at again."""
+        for each in (own, *self._others(own)):
+            each.around.resumes(outputs)
 
     def _others(self, own: Sessions) -> list[Sessions]:
         return [each for reference in self._sessions if (each := reference()) is not None and each is not own]

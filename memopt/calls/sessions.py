@@ -45,12 +45,13 @@ from memopt.memory.window import unseen
 from memopt.options import Options
 from memopt.recording.pool import Pool
 from memopt.report.record import Report
-from memopt.step.around import Around, Ended, Watch
+from memopt.step.around import Around
 from memopt.step.before_calls import BEFORE
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
 from memopt.step.guard import StepGuard, allowance_of
 from memopt.step.hooked import KEPT, WAIT, Hooked, early_gradients
 from memopt.step.loop_bytes import Seen
+from memopt.step.open_window import Ended, Watch
 from memopt.step.optimizers import Optimizers
 from memopt.step.plan_transfer import Sizes
 from memopt.step.reference import Reference

@@ -19,8 +19,9 @@ from memopt.compilation.session import Session
 from memopt.memory.attributes import held_tensors
 from memopt.memory.reach import plain_tensors, shown_tensors
 from memopt.memory.window import Held, Window
-from memopt.step.around import Around, Watch
+from memopt.step.around import Around
 from memopt.step.loop_bytes import Seen, worth
+from memopt.step.open_window import Watch
 
 
 class WholeSteps:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -18,51 +18,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from memopt.common.garbage import collect
 from memopt.memory.reach import plain_tensors, shown_tensors, storages_of
 from memopt.memory.resident import storage_bytes
-from memopt.memory.window import Held, Window
+from memopt.memory.window import Window
 from memopt.step.loop_bytes import SCALARS, Loop, Seen, worth
 from memopt.step.observed_steps import Looking
+from memopt.step.open_window import Ended, OpenWindow
 from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import at_end_of_backward, compiled_nodes, first_nodes
 from memopt.torch_compat.backward import backward_task, keeps_graph
-from memopt.torch_compat.cuda_memory import holds_its_memory
-from memopt.torch_compat.storages import id_of_storage
 
 # What grows from step to step is planned for with a margin: size / _GROWTH.
 _GROWTH = 8
 # Calls of a step that are looked at from the first on; of more of them only the last one is.
 _CALLS = 32
-
-
-# A window that is open since before a call, and what is called with what it has seen of the whole.
-Watch = tuple[Window | None, Callable[[Held], None] | None]
-
-
-class Ended(NamedTuple):
-    """A call that has returned.
-
-    Attributes:
-        key: tells its graphs apart.
-        device: where it ran.
-        early: bytes of gradients of outputs that are counted beside backward already.
-        gradients: those of the parameters that there are now.
-        window: on the allocator, if it is open since before the call.
-        whole: called with what that has seen once backward is over, bytes beyond the call's beginning.
-        lets_go: whether it is planned for a loop that lets go of its outputs before backward: those are not counted.
-        kept: bytes by which its backward takes more where the graph is kept for another one.
-        number: which call of its step it is, counted from 1.
-        last: whether no further one is expected of its step.
-    """
-
-    key: str
-    device: torch.device
-    early: int
-    gradients: Callable[[], Sequence[torch.Tensor]]
-    window: Window | None = None
-    whole: Callable[[Held], None] | None = None
-    lets_go: bool = False
-    kept: Callable[[], int] = int
-    number: int = 1
-    last: bool = True
 
 
 class Around:
@@ -89,8 +56,9 @@ class Around:
         self._forward = 0  # the same as forward began
         self._after = 0  # bytes of all of the process behind backward, at most, since they were asked for
         self._made = frozenset[int]()  # where what the loop has made since an earlier call of the step lies
-        self._open: _Open | None = None
-        self._again: _Open | None = None  # the last one, where its graph was kept for another backward
+        self._open: OpenWindow | None = None
+        self._waiting: tuple[OpenWindow, int] | None = None  # closed for a call without gradients; bytes that were left
+        self._again: OpenWindow | None = None  # the last one, where its graph was kept for another backward
 
     def take_loop(self) -> Loop | None:
         """What the loop held in the latest step, once."""
@@ -160,13 +128,13 @@ class Around:
         nodes = (compiled_nodes(outputs) or first_nodes(outputs)) if looks else []
         if call.window is not None and not nodes:
             call.window.close()
-        self._seen_calls = call.number if nodes else 0
+        self._seen_calls, self._waiting = call.number if nodes else 0, None
         if nodes:
             made = [each for step, known, _ in self._outputs if step == self._step and (each := known()) is not None]
             with self.looking.looks():
                 window = call.window or Window(device, [*made, *_gradients(call)])
             window.forward_ends()
-            self._open = _Open(window, call, leaves, made, look, self._left)
+            self._open = OpenWindow(window, call, leaves, made, look, self._left)
             for node in nodes:
                 reached = functools.partial(_reached, weakref.ref(self), weakref.ref(self._open))
                 self._open.hooks.append(weakref.ref(reached))
@@ -195,10 +163,12 @@ class Around:
         if held is None:
             return 0
         if not current.window.backward:
-            self._made = held.places
-            if not any(hook() is not None for hook in current.hooks):  # no backward will come
+            self._made, left = held.places, current.left + max(0, held.live)
+            if current.awaited:
+                self._waiting = current, left
+            else:
                 self._after = max(self._after, held.after)
-            return current.left + max(0, held.live)
+            return left
         self._after = max(self._after, held.after)
         # Not less what outputs that are gone leave: they are there in forward, as is what the loop keeps.
         current.kept = max(0, current.left + held.live + current.gone - current.gradients) + current.stays
@@ -221,12 +191,29 @@ class Around:
         current.report_whole(held)
         return 0
 
-    def others_run(self) -> None:
+    def others_run(self, gradients: bool) -> None:
         """A model that shares the budget is called: what its calls take is counted by that, not as the loop's."""
-        if self._open is not None:
+        if self._open is not None and not gradients and not self._open.window.backward:
+            self.close()
+        elif self._open is not None:
             self._open.others = True
 
-    def _reached(self, current: _Open, gradients: Sequence[torch.Tensor | None]) -> None:
+    def resumes(self, outputs: Iterable[torch.Tensor]) -> None:
+        """A call without gradients has returned these: the loop is looked at again, if it was before."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None or self._open is not None or not waiting[0].awaited:
+            return
+        (current, left), device = waiting, waiting[0].call.device
+        fresh = storages_of((each for each in outputs if each.device == device), allocated=True).values()
+        made = (storage for reference, _ in current.made if (storage := reference()) is not None)
+        with self.looking.looks():
+            current.window = Window(device, [*made, *_gradients(current.call), *fresh])
+        current.window.forward_ends()
+        current.left = left + sum(storage.nbytes() for storage in fresh)
+        current.call = current.call._replace(window=None, whole=None)  # parts of the whole were not seen
+        self._open = current
+
+    def _reached(self, current: OpenWindow, gradients: Sequence[torch.Tensor | None]) -> None:
         """Backward has reached a graph of the call, with these gradients."""
         if current is self._again and current.task != backward_task():
             self._kept(current)
@@ -253,7 +240,7 @@ class Around:
         else:
             self.close()
 
-    def _kept(self, current: _Open) -> None:
+    def _kept(self, current: OpenWindow) -> None:
         """Another backward has reached a graph that was kept for it: what the first one has made is beside it."""
         self._again, more = None, storage_bytes(current.call.gradients())
         current.stays += more
@@ -275,87 +262,15 @@ class Around:
         return sum(size for step, storage, size in self._outputs if step < self._step and storage() is not None)
 
 
-class _Open:
-    """A window between a call's end and its backward.
-
-    Attributes:
-        window: on the allocator.
-        call: whose end it was.
-        look: called once more is known.
-        left: bytes that earlier calls of the step have left.
-        gradients: bytes of those that backward begins with.
-        task: which backward that was.
-        hooks: of the call's graph: they live as long as that.
-        stays: bytes that are there all through backward, beside what the window sees.
-        more: of these, those by which a backward that keeps its graph takes more.
-        retains: of these, the outputs' gradients that stay.
-        kept: bytes of all that is there all through backward, once it is closed.
-        made: storages of the outputs that the step's calls have made, and their bytes.
-        gone: bytes of those of them that were gone when backward began: the window sees them go.
-        saved: bytes of those that were there then and no tensor of them was, and go in backward: the plan has saved
-            them, where eager lets go.
-        others: whether models that share the budget were called meanwhile.
-        keeps: whether backward keeps its graph for another one.
-        alone: whether backward begins with gradients of scalars alone.
-    """
-
-    def __init__(
-        self,
-        window: Window,
-        call: Ended,
-        outputs: Iterable[torch.Tensor],
-        made: Iterable[torch.UntypedStorage],
-        look: Callable[[], None],
-        left: int,
-    ) -> None:
-        """A window, open."""
-        self.window, self.call, self.look, self.left = window, call, look, left
-        self.gradients = self.stays = self.kept = self.gone = self.more = self.retains = self.saved = 0
-        self.held_by_others: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
-        # Of what lies in a recording's memory, none is free when it is gone.
-        self.made = [(weakref.ref(storage), storage.nbytes()) for storage in made if holds_its_memory(storage)]
-        self.task: object = None
-        self.hooks: list[weakref.ref[object]] = []
-        self.others = self.keeps = self.alone = False
-        self._outputs = [weakref.ref(output) for output in outputs]
-        self._reported = False
-
-    def over(self) -> None:
-        """Backward is over."""
-        self.saved = sum(size for storage, size in self.held_by_others if storage() is None)
-        self.window.backward_ends()
-        held = self.window.close()
-        if held is not None:
-            self.report_whole(held)
-
-    def report_whole(self, held: Held) -> None:
-        """Say what the whole step has held, where that was asked for and is known, once."""
-        if self.call.whole is not None and held.whole is not None and not self._reported:
-            self._reported = True
-            self.call.whole(held)
-
-    def retained(self) -> int:
-        """Bytes of the outputs' gradients that stay, those of `retain_grad`, and are not made yet."""
-        leaves = [leaf for leaf in self._held() if leaf.retains_grad and leaf.grad is None]
-        return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-
-    def without_tensors(self) -> list[tuple[weakref.ref[torch.UntypedStorage], int]]:
-        """The storages of outputs, and their bytes, that are there though none of these outputs is."""
-        held = storages_of(self._held())
-        there = [(item, storage) for item in self.made if (storage := item[0]()) is not None]
-        return [item for item, storage in there if id_of_storage(storage) not in held]
-
-    def _held(self) -> list[torch.Tensor]:
-        return [leaf for reference in self._outputs if (leaf := reference()) is not None]
-
-
 def _gradients(call: Ended) -> Iterable[torch.UntypedStorage]:
     """Storages of the gradients that there are as a call returns: `zero_grad` may let go of them before backward."""
     parts = (part for gradient in call.gradients() for part in plain_tensors(gradient))
     return storages_of(parts, allocated=True).values()
 
 
-def _reached(around: weakref.ref[Around], window: weakref.ref[_Open], gradients: Sequence[torch.Tensor | None]) -> None:
+def _reached(
+    around: weakref.ref[Around], window: weakref.ref[OpenWindow], gradients: Sequence[torch.Tensor | None]
+) -> None:
     """Backward has reached a call's graph."""
     here, current = around(), window()
     if here is not None and current is not None:
@@ -369,7 +284,7 @@ def _left(window: weakref.ref[Window], *_: Any) -> None:
         current.graphs_end()
 
 
-def _over(window: weakref.ref[_Open]) -> None:
+def _over(window: weakref.ref[OpenWindow]) -> None:
     """A backward is over."""
     current = window()
     if current is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from memopt.step.around import Ended, _Open
+from memopt.step.open_window import Ended, OpenWindow
 from memopt.torch_compat.cuda_memory import holds_its_memory, storage_of_memory
 
 
@@ -13,5 +13,5 @@ def test_outputs_that_are_lent_leave_nothing() -> None:
     lent = storage_of_memory(there.data_ptr(), there.device, there.nbytes)
     assert holds_its_memory(there.untyped_storage()) and not holds_its_memory(lent)
     call = Ended("key", torch.device("cpu"), 0, lambda: 0)
-    opened = _Open(None, call, [], [lent, there.untyped_storage()], lambda: None, 0)  # type: ignore[arg-type]
+    opened = OpenWindow(None, call, [], [lent, there.untyped_storage()], lambda: None, 0)  # type: ignore[arg-type]
     assert [size for _, size in opened.made] == [there.nbytes]
