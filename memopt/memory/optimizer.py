@@ -79,7 +79,10 @@ def optimizer_footprint(
     name = type(built).__name__
     groups = [group for item in (built, *optimizers_in(built)) for group in getattr(item, "param_groups", ())]
     if not any(twins.has_gradient(p) for group in groups for p in group["params"]):
-        raise ValueError(f"{name}: holds none of the parameters that have gradients")
+        raise ValueError(
+            f"{name}: holds none of the parameters that have gradients: leave it out where it steps copies of them, as "
+            "weights in float32, which are counted as they are found"
+        )
     try:
         existing = 0 if twins.made(built) else state_bytes(built, trained.values(), device)
         with twins.mode, ledger, fakes_as_if_real():

@@ -196,6 +196,25 @@ def test_what_grows_from_step_to_step_has_room_in_every_step(until):
     assert len({others for others, _ in counted}) < 12
 
 
+def test_weights_that_an_optimizer_steps_in_place_of_the_model_s_are_counted_with_its_state():
+    model, x = Net().bfloat16(), batch().bfloat16()
+    masters = [parameter.detach().clone().float().requires_grad_() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(masters)
+    with pytest.raises(ValueError, match="leave it out where it steps copies of them"):
+        memopt.compile(model, "10MB", optimizer=optimizer, backend="aten")(x)
+    call = memopt.compile(model, "10MB", backend="aten")
+    for _ in range(4):
+        call(x).float().square().mean().backward()
+        for parameter, master in zip(model.parameters(), masters, strict=True):
+            master.grad, parameter.grad = parameter.grad.float(), None
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for parameter, master in zip(model.parameters(), masters, strict=True):
+                parameter.copy_(master)
+    assert call.report.breakdown.others >= 3 * sum(master.nbytes for master in masters)
+
+
 def test_what_comes_once_has_no_room_to_grow():
     model, x = Net(), batch()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
