@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from memopt.memory.timeline import Timeline
 from memopt.program import Program
 from memopt.solve.check import check
+from memopt.solve.half_peaks import half_peaks
 from memopt.solve.in_place import in_place_floor
 from memopt.solve.recompute import Curve, Plan
 from memopt.solve.schedule import Schedule, simulate
@@ -23,7 +24,9 @@ _COMBINED = 24
 # How often each graph's plan is looked at for the step's least peak.
 _SWEEPS = 4
 # The share of the search's time in which the floor is looked for once more, where no plan keeps the limit.
-_SINKING = 0.2
+_SINKING = 0.1
+# The share of the least peak from which on it may be lowered by as much for its own sake.
+_MUCH = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,13 +190,18 @@ class StepPlanner:
             if limit * 0.98 <= peak <= limit:
                 break
             target += limit - peak
-        if not feasible and self._sinks():
+        if not feasible and self._sinks(minimum, limit):
             return self._picked(limit)
         return best, self._result(best, minimum, feasible)
 
-    def _sinks(self) -> bool:
-        """Whether orders found with results in the memory of what they are made of lower the step's least peak."""
-        if self._sunk:
+    def _sinks(self, minimum: int, limit: int) -> bool:
+        """Whether orders found with results in the memory of what they are made of lower the step's least peak.
+
+        They do by one result at most: where that neither reaches the limit nor is much, they are not looked for.
+        """
+        sizes = [lowering.problem.sizes[result] for lowering in self.lowerings for result, _ in lowering.over]
+        most = max(sizes, default=0)
+        if self._sunk or (minimum - limit > most and most < minimum * _MUCH):
             return False
         self._sunk, best = True, self.deepest()
         before = least = self.peak(best)
@@ -203,7 +211,8 @@ class StepPlanner:
             plan = in_place_floor(lowering.problem, lowering.over, seconds=self._seconds * _SINKING / len(graphs))
             if plan is None or plan.schedule in [point.schedule for point in found.points]:
                 continue
-            self._put_curve(graph, Curve((*found.points, plan)))
+            added = half_peaks(lowering.problem, plan.schedule, lowering.kernels)
+            self._put_curve(graph, Curve((*found.points, plan), (*peaks_on(found, lowering), added)))
             lower = self._with(best, graph, len(found.points))
             if self.peak(lower) < least:
                 best, least = lower, self.peak(lower)

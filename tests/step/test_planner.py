@@ -201,6 +201,17 @@ def test_an_order_whose_least_peak_is_that_of_results_in_place_is_found(held, mo
     assert again.feasible and again.peak_bytes == step.minimum_bytes
 
 
+def test_it_is_not_looked_for_where_one_result_in_place_neither_reaches_the_limit_nor_is_much(monkeypatch):
+    asked = []
+    monkeypatch.setattr(planner, "in_place_floor", lambda *_, **__: asked.append(1))
+    item = program(6)
+    monkeypatch.setattr(planner, "_MUCH", 0.9)
+    found = StepPlanner([item], [{}], lambda one: (one, timeline(one)), seconds=0.5)
+    assert not found.outlook(10).feasible and not asked
+    least = found.outlook(10).minimum_bytes
+    assert not found.outlook(least - 1).feasible and asked == [1]
+
+
 def test_an_impossible_limit_gives_the_least():
     step = plan([program(4), program(2)], 10)
     assert not step.feasible
