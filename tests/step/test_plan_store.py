@@ -16,7 +16,7 @@ import memopt
 from memopt.memory.cost import disk
 from memopt.solve import solver_worker
 from memopt.solve.schedule import Schedule
-from memopt.step import plan_store
+from memopt.step import plan_store, planner
 from memopt.step.curve import CurvePoint
 from memopt.step.graphs import StepGraphs
 from memopt.step.plan_store import PlanStore, StoredPlan
@@ -77,6 +77,7 @@ def find_less(monkeypatch):
         return dataclasses.replace(found, points=found.points[:1])
 
     monkeypatch.setattr(solver_worker, "curve", poorer)
+    monkeypatch.setattr(planner, "in_place_floor", lambda *_, **__: None)
 
 
 def files(folder):
