@@ -29,7 +29,7 @@ from benchmarks.render_conversions import (  # noqa: E402
     onnx_table,
     tensorflow_table,
 )
-from benchmarks.render_loops import loop_table  # noqa: E402
+from benchmarks.render_loops import loop_table, loops_table  # noqa: E402
 from benchmarks.render_training import first_step_table, paired_table, ratios_table, training_table  # noqa: E402
 from benchmarks.render_two_gpus import two_gpus_table  # noqa: E402
 
@@ -37,7 +37,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "results.md")
 MARK = re.compile(r"(<!-- results: (?P<name>[\w.]+)(?P<brief> brief)? -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 # Several results in one table.
-RATIOS = re.compile(r"(<!-- ratios: (?P<names>[\w. ]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+RATIOS = re.compile(r"(<!-- (?P<kind>ratios|loops): (?P<names>[\w. ]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
 def step_table(result: dict[str, Any]) -> str:
@@ -344,7 +344,7 @@ def rendered(text: str) -> str:
 
     def compare(match: re.Match[str]) -> str:
         results = [json.loads((RESULTS / name).read_text()) for name in match["names"].split()]
-        return match[1] + ratios_table(results) + match["end"]
+        return match[1] + {"ratios": ratios_table, "loops": loops_table}[match["kind"]](results) + match["end"]
 
     return RATIOS.sub(compare, MARK.sub(fill, text))
 

@@ -31,8 +31,10 @@ def loop_table(result: dict[str, Any]) -> str:
             lines.append(f"| {row['row']} | {cells[0]} | {row['reason']} |{' |' * (10 if varied else 7)}")
             continue
         kinds = ("predicted_bytes", "allocated_bytes", "first_step_reserved_bytes", "reserved_bytes")
-        cells += [f"{row[key] / 1e6:,.0f} MB" if row.get(key) else "" for key in kinds]
-        if budget and row.get("reserved_bytes", 0) > budget:
+        most = max(row.get("reserved_bytes", 0), row.get("first_step_reserved_bytes", 0))
+        found = {**row, "reserved_bytes": most}
+        cells += [f"{found[key] / 1e6:,.0f} MB" if found.get(key) else "" for key in kinds]
+        if budget and most > budget:
             cells[-1] += ", over"
         ratio = f"{row['seconds'] / whole['seconds']:.3f}" if "seconds" in whole else ""
         pairs = [*zip(row.get("losses", ()), eager.get("losses", ()), strict=False)]
@@ -42,3 +44,41 @@ def loop_table(result: dict[str, Any]) -> str:
             cells += [str(row.get("graphs", "")), str(row["waits"]), f"{sum(row.get('loss_seconds', ())):,.0f} s"]
         lines.append(f"| {row['row']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def loops_table(results: list[dict[str, Any]]) -> str:
+    """Several models' loops: a row for each, with what memopt takes of torch.compile's time at each share of it."""
+    shares = sorted({row["row"] for result in results for row in result["rows"] if row["row"].startswith("memopt:")})
+    shares.reverse()
+    told = {(result["machine"], result["torch"], result["transformers"], result["allocator"]) for result in results}
+    lines = [
+        "; ".join(
+            f"{one}, torch {two}, transformers {three}, allocator {four}" for one, two, three, four in sorted(told)
+        )
+        + ":",
+        "",
+        "| model | torch.compile | eager | " + " | ".join(f"{float(s.split(':')[1]):.0%}" for s in shares) + " |",
+        "|---" * (3 + len(shares)) + "|",
+    ]
+    for result in results:
+        rows, settings = {row["row"]: row for row in result["rows"]}, result["settings"]
+        whole, eager = rows["compile"], rows.get("eager", {})
+        sizes = ", ".join(f"{key} {settings[key]}" for key in ("batch", "length") if key in settings)
+        cells = [
+            f"{result['model']}, {sizes}",
+            f"{1e3 * whole['seconds']:,.1f} ms, {whole['reserved_bytes'] / 1e6:,.0f} MB",
+            f"{eager['seconds'] / whole['seconds']:.2f}, {eager['reserved_bytes'] / 1e6:,.0f} MB" if eager else "",
+            *(_share_cell(rows.get(share), whole) for share in shares),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _share_cell(row: dict[str, Any] | None, whole: dict[str, Any]) -> str:
+    if row is None:
+        return ""
+    if "seconds" not in row:
+        return "refused" if row["reason"].startswith("refused") else "not planned in time"
+    most = max(row["reserved_bytes"], row["first_step_reserved_bytes"])
+    over = ", over" if most > row["budget_bytes"] else ""
+    return f"{row['seconds'] / whole['seconds']:.2f}, {most / 1e6:,.0f} of {row['budget_bytes'] / 1e6:,.0f} MB{over}"

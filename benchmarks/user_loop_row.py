@@ -75,8 +75,8 @@ def work(job: Job, seat: Seat) -> dict[str, Any]:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
     found.update(seconds=seconds[job.warmup :], losses=losses, loss_seconds=waited)
-    if cuda:  # of the process's whole life: nothing resets them
-        found["reserved_bytes"] = torch.cuda.max_memory_reserved()
+    if cuda:  # of the process's whole life: who plans a later step sets the most back
+        found["reserved_bytes"] = max(found["first_step_reserved_bytes"], torch.cuda.max_memory_reserved())
         found["allocated_bytes"] = torch.cuda.max_memory_allocated()
     report = getattr(run, "report", None)
     if isinstance(report, memopt.Report):

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import render
 from benchmarks.render_compare import compare_table
+from benchmarks.render_loops import loops_table
 from benchmarks.render_training import ratios_table, training_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +48,23 @@ def test_a_figure_that_is_changed_by_hand_is_seen(path, tmp_path, monkeypatch):
     for key in keys:
         row[key] = row[key] * 3 + 7
     assert keys and table(result) != before
+
+
+def test_loops_of_users_stand_in_one_table_with_what_was_reserved_at_most():
+    told = {"machine": "H200", "torch": "2.11", "transformers": "5.17", "allocator": "", "model": "gpt2"}
+    whole = {"row": "compile", "seconds": 0.1, "reserved_bytes": 20_000_000}
+    half = {"row": "memopt:0.5", "seconds": 0.12, "reserved_bytes": 9_000_000, "budget_bytes": 10_000_000}
+    # The most of a later step is not that of the first, which planning may have set back.
+    half["first_step_reserved_bytes"] = 11_000_000
+    refused = {"row": "memopt:0.3", "reason": "refused: the least is 7 MB"}
+    late = {"row": "memopt:0.3", "reason": "not ready within the 10 s"}
+    results = [{**told, "settings": {"batch": 4}, "rows": [whole, half, last]} for last in (refused, late)]
+    assert loops_table(results).splitlines()[2:] == [
+        "| model | torch.compile | eager | 50% | 30% |",
+        "|---|---|---|---|---|",
+        "| gpt2, batch 4 | 100.0 ms, 20 MB |  | 1.20, 11 of 10 MB, over | refused |",
+        "| gpt2, batch 4 | 100.0 ms, 20 MB |  | 1.20, 11 of 10 MB, over | not planned in time |",
+    ]
 
 
 def test_comparisons_say_what_did_not_run():
