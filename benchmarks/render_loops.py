@@ -31,7 +31,7 @@ def loop_table(result: dict[str, Any]) -> str:
             lines.append(f"| {row['row']} | {cells[0]} | {row['reason']} |{' |' * (10 if varied else 7)}")
             continue
         kinds = ("predicted_bytes", "allocated_bytes", "first_step_reserved_bytes", "reserved_bytes")
-        most = max(row.get("reserved_bytes", 0), row.get("first_step_reserved_bytes", 0))
+        most = _most_reserved(row)
         found = {**row, "reserved_bytes": most}
         cells += [f"{found[key] / 1e6:,.0f} MB" if found.get(key) else "" for key in kinds]
         if budget and most > budget:
@@ -79,6 +79,11 @@ def _share_cell(row: dict[str, Any] | None, whole: dict[str, Any]) -> str:
         return ""
     if "seconds" not in row:
         return "refused" if row["reason"].startswith("refused") else "not planned in time"
-    most = max(row["reserved_bytes"], row["first_step_reserved_bytes"])
+    most = _most_reserved(row)
     over = ", over" if most > row["budget_bytes"] else ""
     return f"{row['seconds'] / whole['seconds']:.2f}, {most / 1e6:,.0f} of {row['budget_bytes'] / 1e6:,.0f} MB{over}"
+
+
+def _most_reserved(row: dict[str, Any]) -> int:
+    """Bytes of the whole process: in older files who planned a later step had set the most back."""
+    return max(row.get("reserved_bytes", 0), row.get("first_step_reserved_bytes", 0))

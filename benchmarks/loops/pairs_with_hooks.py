@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,17 @@ def steps_in_backward(model: nn.Module, make: Callable[..., Any] = torch.optim.A
     for p in own:
         p.register_post_accumulate_grad_hook(step)
     return list(own.values())
+
+
+def hooked(user: User, model: nn.Module, rows: Sequence[int] = (BATCH,)) -> Iterator[None]:
+    """Train by the model's own loss, on batches of these sizes in turn, with parameters that step in backward."""
+    call = user.compile(model, steps_in_backward(model))
+    for number in range(STEPS):
+        x, y = user.data(number, rows[number % len(rows)])
+        loss = call(x, y).loss
+        loss.backward()
+        user.note(loss)
+        yield
 
 
 @loop
@@ -49,14 +60,7 @@ def hooked_generator(user: User) -> Iterator[None]:
 
 @loop
 def hooks_and_loss_alone(user: User) -> Iterator[None]:
-    model = WithLoss()
-    call = user.compile(model, steps_in_backward(model))
-    for number in range(STEPS):
-        x, y = user.data(number)
-        loss = call(x, y).loss
-        loss.backward()
-        user.note(loss)
-        yield
+    yield from hooked(user, WithLoss())
 
 
 @loop
@@ -91,14 +95,7 @@ def hooks_and_heads_in_turn(user: User) -> Iterator[None]:
 
 @loop
 def hooks_and_lengths(user: User) -> Iterator[None]:
-    model = WithLoss()
-    call = user.compile(model, steps_in_backward(model))
-    for number in range(STEPS):
-        x, y = user.data(number, (BATCH, BATCH // 2, BATCH * 3 // 4)[number % 3])
-        loss = call(x, y).loss
-        loss.backward()
-        user.note(loss)
-        yield
+    yield from hooked(user, WithLoss(), (BATCH, BATCH // 2, BATCH * 3 // 4))
 
 
 @loop
@@ -120,11 +117,4 @@ def hooks_and_unfreezing(user: User) -> Iterator[None]:
 
 @loop
 def hooks_and_checkpoints(user: User) -> Iterator[None]:
-    model = Checkpointed()
-    call = user.compile(model, steps_in_backward(model))
-    for number in range(STEPS):
-        x, y = user.data(number)
-        loss = call(x, y).loss
-        loss.backward()
-        user.note(loss)
-        yield
+    yield from hooked(user, Checkpointed())

@@ -183,8 +183,8 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         if hooks.needs_gradients and session.collection.graphs is None and not symbolic:
             told = description(graph_module, example_inputs)
             graph = told and (told, by_loss_alone, others, [stand is None for stand in stands], hooks.lets_go)
-        for known, plan, code in lowered:
-            if graph is not None and known == graph and plan is _plan_of(session):
+        for known, plan, code in lowered if graph is not None else ():
+            if known == graph and plan is _plan_of(session):
                 return code
 
         checkpointed = hooks.needs_gradients and has_checkpoints(graph_module)
@@ -253,8 +253,9 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                 if not hooks.needs_gradients:
                     return run
                 run = looked_after(run, hooks.backward_facts())
-                plan = _plan_of(session)
-                lowered[:] = [*(item for item in lowered if item[1] is plan), (graph, plan, run)]
+                if graph is not None:
+                    plan = _plan_of(session)
+                    lowered[:] = [*(item for item in lowered if item[1] is plan), (graph, plan, run)]
                 return run
             except Exception as error:
                 note_graph(error, graph_module)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
+from memopt.solve.archive import State
 from memopt.solve.descend import refine, seed, slide
 from memopt.solve.half_peaks import HalfPeaks
 from memopt.solve.improve import Improver
@@ -113,21 +114,22 @@ def sink(search: Search, seconds: float) -> None:
         1.0 + sum(problem.sizes[storage] for storage in (*reads, *writes))
         for reads, writes in zip(problem.reads, problem.writes, strict=True)
     )
-    twin = Search(Rollout(dataclasses.replace(problem, costs=touched)), seconds, EFFORT)
-    seed(twin)
-    slide(twin, math.inf)
-    Improver(twin).run([0], PATIENCE)
-    for state in twin.archive.states[:_DEEPEST]:
+    for state in _deep_states(dataclasses.replace(problem, costs=touched), seconds)[:_DEEPEST]:
         search.play(state.saved, state.hold)
 
 
 def sunk(problem: StepProblem, seconds: float) -> Schedule:
     """The order with the least peak that is found within so many seconds of one core."""
+    return Schedule(tuple(_deep_states(problem, seconds)[0].outcome.steps), problem.forward)
+
+
+def _deep_states(problem: StepProblem, seconds: float) -> Sequence[State]:
+    """What a search for the floor alone finds, of the least peak first."""
     search = Search(Rollout(problem), seconds, EFFORT)
     seed(search)
     slide(search, math.inf)
     Improver(search).run([0], PATIENCE)
-    return Schedule(tuple(search.archive.states[0].outcome.steps), problem.forward)
+    return search.archive.states
 
 
 def _improve(search: Search, levels: list[int]) -> None:
