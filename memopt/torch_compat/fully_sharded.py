@@ -80,10 +80,9 @@ def sharded_captured(model: nn.Module) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         seen: set[Any] = set()
-        sharded: Any = torch.distributed.fsdp.FSDPModule if _STATE in sys.modules else ()
-        for module in model.modules():
+        for module in model.modules() if _STATE in sys.modules else ():  # in every call: else there is none to look for
             kind: Any = type(module)
-            entries = _entries_of(kind) if isinstance(module, sharded) else None
+            entries = _entries_of(kind) if isinstance(module, torch.distributed.fsdp.FSDPModule) else None
             if entries is not None:
                 entries.admit(module)
                 if kind not in seen:
