@@ -210,6 +210,13 @@ def test_the_page_on_architecture_names_files_that_are_there() -> None:
     )
 
 
+def test_no_file_is_longer_than_400_lines() -> None:
+    folders = [*FOLDERS.values(), ROOT / "tests", ROOT / "benchmarks", ROOT / "examples"]
+    paths = {path for folder in folders for path in folder.rglob("*.py")} | {*(ROOT / "memopt").glob("*.py")}
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in paths}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
 def test_every_package_is_installed() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     named = ast.literal_eval(text[text.index("packages = [") :].partition("= ")[2].partition("\n]")[0] + "]")

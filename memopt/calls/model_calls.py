@@ -367,15 +367,7 @@ class ModelCalls:
 
     def plan_ahead(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """As `plan`; it is no error if the model is going to run as it is: without a budget, or within it."""
-        kind = self.kinds.alone()
-        self.residents.look_around(args, kwargs)
-        try:
-            self.ahead.plan_if_possible(kind, args, kwargs)
-            return
-        except (NotCapturedError, BudgetError) as error:
-            why = why_not(self.sessions.of(kind), error)
-        session, called = self.sessions.of(kind), self.fallback.kind(args, kwargs, kind)
-        self.as_it_is.admit(called, session, kind, args, kwargs, why)
+        self.ahead.plan_or_admit(self.kinds.alone(), self.as_it_is, args, kwargs)
 
     def _fast_path_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:
         """Run what was compiled for such a call; without gradients it plans anew where it folds weights anew."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,11 +16,10 @@ from memopt.common.progress import planning
 from memopt.compilation.collection import Collection, WholeStepNeeded
 from memopt.compilation.fallbacks import Fallbacks
 from memopt.compilation.freeze import fold_in_place
-from memopt.compilation.kept_search import KeptSearch
-from memopt.compilation.known_plans import Known, KnownPlans
 from memopt.compilation.layout import WeightLayout
 from memopt.compilation.plan_record import PlanRecord
 from memopt.compilation.plan_together import plan_together
+from memopt.compilation.planned_step import PlannedStep
 from memopt.compilation.size_plans import SizePlans
 from memopt.engine import Engine
 from memopt.evidence import Verification
@@ -31,12 +29,9 @@ from memopt.memory.timeline import timeline
 from memopt.pass_manager import Pass
 from memopt.program import Program
 from memopt.recording.pool import Pool
-from memopt.report.record import Report
 from memopt.step.budget_state import Step
 from memopt.step.eager_peaks import EagerPeaks
-from memopt.step.exact_trial import tried_as_is
-from memopt.step.graph_peaks import GraphPeaks, held_beside
-from memopt.step.graphs import StepGraphs
+from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.hooked import EarlyGradients
 from memopt.step.inference import Inferred, plan_inference
 from memopt.step.plan_request import PlanRequest
@@ -44,15 +39,13 @@ from memopt.step.plan_transfer import Sizes
 from memopt.step.planned import Planned, fingerprint, predicted_peak
 from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
-from memopt.step.search import StepSearch
-from memopt.step.shared import SharedStep
 from memopt.step.stages import Stages
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 
 log = logging.getLogger("memopt")
 
 
-class Session(SharedStep):
+class Session(PlannedStep):
     """Receives the programs of one model from the front door, rewrites and plans them, and keeps the report."""
 
     def __init__(
@@ -75,17 +68,13 @@ class Session(SharedStep):
         whole_step: bool = False,
         movable: Iterable[str] = (),
     ) -> None:
-        super().__init__(budget, resident)
-        self.passes, self.verify = passes, verify
-        self._engine, self._names = backend, names
-        self.table = table
+        super().__init__(budget, resident, Rewriting(passes, backend, table), table, verify)
         self.model_name, self.plan_seconds = model_name, plan_seconds
+        self.passes = passes
+        self._engine, self._names = backend, names
         self.early = early  # whose gradients are handed over within backward
         self.outside = Outside()  # of captured graphs: what runs there
         self.collection = Collection(possible=whole_step)
-        self._known_plans = KnownPlans()
-        self.kept_search = KeptSearch()
-        self.rewriting = Rewriting(passes, backend, table)
         self.record = PlanRecord()
         self.sizes = Sizes() if sizes is None else sizes
         self.reference = Reference() if reference is None else reference
@@ -95,9 +84,7 @@ class Session(SharedStep):
         self.functions: weakref.WeakSet[Watched] = weakref.WeakSet()
         self.inferred = Inferred()
         self.frozen = frozen  # whether batch norms may be folded into the model's own weights
-        # Whether what runs is the program itself, so that its timeline is the peak.
         self.exact = backend.exact
-        self.recordings: Pool | None = None  # where training steps may be recorded
         self.size_plans = SizePlans()
         self.not_recalled: set[str] = set()  # keys of graphs whose code of an earlier process is not enough
         self.fallbacks = Fallbacks(model_name, "" if budget is None else budget.text)
@@ -131,10 +118,6 @@ class Session(SharedStep):
         finally:
             self.rewriting = before
 
-    def costs_by(self, table: CostTable) -> None:
-        """Operators cost what this table says from now on."""
-        self.table = table
-
     def names(self) -> Names:
         """Roles and qualified names of the model's tensors, by `id`."""
         return self._names()
@@ -159,7 +142,7 @@ class Session(SharedStep):
             WholeStepNeeded: nothing of the step is planned yet, and it is certain that all of it will be asked for.
         """
         certain = self.budget is not None or self._engine.exact  # an engine's own partition may do without, else
-        if certain and self.collection.may_begin and not self._known_plans:
+        if certain and self.collection.may_begin and not self.known_plans:
             raise WholeStepNeeded
 
     def may_lack(self, program: Program, graph_break: bool) -> bool:
@@ -195,16 +178,16 @@ class Session(SharedStep):
         """
         key, request = fingerprint(program), request or PlanRequest()
         self.eager.lowered_is(key)
-        known = self._known(key)
+        known = self.known(key)
         if self.collection.graphs is not None:
             self.collection.graphs.append(program)
-            return self._known_plans.replayed(known, program, self._stages()) if self.collection.rehearsing else program
-        if request.search and known in self._known_plans:
+            return self.known_plans.replayed(known, program, self.stages()) if self.collection.rehearsing else program
+        if request.search and known in self.known_plans:
             last = self.step.planned[0] if self.step is not None and self.one_graph else None
             if last is not None and last.source is program and last.choice is not None:
                 return last.program  # planned a moment ago, and not replaced since
-            return self._known_plans.replayed(known, program, self._stages())
-        another = bool(self._known_plans) and not self.one_graph  # one of several graphs, at another size
+            return self.known_plans.replayed(known, program, self.stages())
+        another = bool(self.known_plans) and not self.one_graph  # one of several graphs, at another size
         strange = self.collection.complete and self.step is not None and key not in self.step.keys
         if request.search and (strange or (self.collection.possible and (graph_break or another))):
             raise WholeStepNeeded
@@ -213,7 +196,7 @@ class Session(SharedStep):
             return planned.program
         # Planned for an equal graph that was captured before: a graph is lowered by the capture that made it.
         schedule = planned.choice.plan.schedule if planned.choice else None
-        return self._known_plans.replayed_by(known, program, self._stages(), schedule)
+        return self.known_plans.replayed_by(known, program, self.stages(), schedule)
 
     def plan_training(
         self, programs: Sequence[Program], *, settled: bool = True, request: PlanRequest | None = None
@@ -255,18 +238,11 @@ class Session(SharedStep):
             stages: that the plan was made with.
             measured: the most bytes that a trial of it took above what is resident; None where there was none.
         """
-        self._known_plans.made_with(map(self._known, step.keys), stages, step.lowering)
+        self.known_plans.made_with(map(self.known, step.keys), stages, step.lowering)
         self.note_failures(step.planned)
         self.step = step
         if self.record.at_once:
             self.record.of_plan(self, measured)
-
-    def stands(self, step: Step, *, searched: bool) -> None:
-        """Lower the step's graphs by this plan from now on; where it was searched for, it is kept."""
-        if searched:
-            self._known_plans.keep(map(self._known, step.keys), step.planned)
-        if self.exact:
-            self.forget_search()
 
     def sees_step(self, keys: tuple[str, ...], captured: Sequence[Planned], base: int) -> int:
         """The bytes that the step of these graphs takes as eager runs it, which fractions are of.
@@ -278,64 +254,6 @@ class Session(SharedStep):
         whole = max(whole, self.optimizer_peak()) if self.role.trains else whole
         self.reference.trains(whole, step, calls)
         return whole
-
-    def one_call(self) -> bool:
-        """As of a step of one call; what was planned is forgotten where it was planned together with others."""
-        before = super().one_call()
-        if before:
-            self.forget_step()
-        return before
-
-    def forget_step(self) -> None:
-        """Plan all anew: what a step takes, or is planned for, is something else now."""
-        self._known_plans.clear()
-        self.step = None
-
-    def allows_no_more(self) -> bool:
-        """As of a step; it is planned anew, with all that there is for plans."""
-        allowed = super().allows_no_more()
-        if allowed:
-            self.recording_room.want()
-            self.rewriting.arrange()
-            self.forget_plan()
-        return allowed
-
-    def aim_no_more(self) -> bool:
-        """Plan without a limit again, where that was aimed at and cannot be kept; whether it was."""
-        aimed = self.soft
-        if aimed:
-            self.budget, self.soft = None, False
-            self.forget_plan()
-        return aimed
-
-    def leaves_for_recording(self, captured: Sequence[Planned], limit: int | None) -> None:
-        """Leave some of the budget for a recording of the step, where one may be had."""
-        if limit is None or len(captured) > 1 or self.exact or self.recordings is None:
-            self.recording_room.restore()
-        else:
-            self.recording_room.leave(captured[0].costs.values(), limit, self.resident.inputs)
-
-    def plans_anew(self) -> bool:
-        """Whether the budget is too short to leave something for a recording: all of it is planned with then."""
-        anew = self.recording_room.give_up()
-        if anew:
-            self.forget_plan()
-        return anew
-
-    @contextlib.contextmanager
-    def operator_by_operator(self) -> Iterator[None]:
-        """Within: what is planned is what runs, whatever the engine would make of it."""
-        before, self.exact = self.exact, True
-        try:
-            yield
-        finally:
-            self.exact = before
-
-    def lowerings(self) -> list[tuple[Pass, ...]]:
-        """Sets of rewrites for `lowering` of the step that was seen last, by its time; none slower than a plan is."""
-        step = self.step
-        limit = None if step is None else step.limit
-        return self.kept_search.lowerings(None if step is None or limit is None else self.usable(limit) - step.base)
 
     def emitted(self, program: Program, peaks: GraphPeaks) -> tuple[int, int | None]:
         """Put on record what an engine's own code for a graph takes.
@@ -356,25 +274,6 @@ class Session(SharedStep):
             self.forget_plan()  # another attempt may want another one
         return self.judged()
 
-    def forget_plan(self) -> None:
-        """Plan the step that was planned last anew when its graphs are seen again."""
-        self._known_plans.forget(map(self._known, self.step.keys if self.step else ()))
-
-    def may_leave(self, graph_break: bool) -> bool:
-        """Whether an engine may try its own partition first: a step of one graph, or no budget to be shared."""
-        return self.budget is None or not (graph_break or self._known_plans)
-
-    def tighten(self, size: int) -> tuple[int, Report | None, Step | None, list[str]]:
-        """Plan for so many bytes less from now on; return what `loosen` takes."""
-        before = self.margin, self.report, self.step, list(self.notes)
-        self.margin += size
-        self.forget_plan()
-        return before
-
-    def loosen(self, before: tuple[int, Report | None, Step | None, list[str]]) -> None:
-        """Take back what `tighten` did, with the plan of that time on record, and what was said of it."""
-        self.margin, self.report, self.step, self.notes[:] = before
-
     def keep_libraries(self, size: int) -> None:
         """As of the account, with what is on record, and the allocator held to what the budget leaves beside."""
         super().keep_libraries(size)
@@ -384,33 +283,9 @@ class Session(SharedStep):
         if self.limit_bytes:
             self.hold(self.limit_bytes)
 
-    def forget_search(self) -> None:
-        """Let go of the search: the step is lowered, and what was found is in its schedules."""
-        self.kept_search.forget()
-        self.rewriting.forget()
-
-    def search_of(self, keys: tuple[str, ...], programs: Sequence[Program]) -> StepSearch:
-        """The search for these graphs: what is kept of them between two attempts to plan them."""
-        stages, made = self._stages(), self.rewriting.kept
-
-        def search() -> StepSearch:
-            graphs = StepGraphs(programs, stages, verify=self.verify, table=self.table, room=self.room, kept=made)
-            attempt = functools.partial(tried_as_is, self)
-            return StepSearch(graphs, attempt=attempt, seconds=self.plan_seconds)
-
-        # Nothing is fused in what runs operator by operator; its curves count what is held beside the graphs.
-        return self.kept_search.of((f"{self.exact} {self.rewriting.arranges} {held_beside()}", *keys), search)
-
-    def _known(self, key: str) -> Known:
-        """What a graph's plan goes by: its fingerprint, and whether it runs operator by operator, or as code."""
-        return self.exact, key
-
     def held_to(self, unconstrained_bytes: int) -> int | None:
         """The budget in bytes, made the allocator's own where the model is to run here."""
         limit = self.limit(unconstrained_bytes)
         if limit is not None and self.table.target is None and not self.soft:
             self.hold(limit)
         return limit
-
-    def _stages(self) -> Stages:
-        return self.rewriting.stages(self.exact)

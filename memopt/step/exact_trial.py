@@ -9,10 +9,11 @@ from memopt.step.planned import Planned, measured_peak, predicted_peak
 from memopt.step.trial import tried
 
 if TYPE_CHECKING:
+    from memopt.compilation.planned_step import PlannedStep
     from memopt.compilation.session import Session
 
 
-def tried_as_is(session: Session, planned: Planned) -> Planned:
+def tried_as_is(session: PlannedStep, planned: Planned) -> Planned:
     """The planned graph with what a run of it took, where one says something and can be had."""
     if not session.verify or not session.exact:
         return planned
