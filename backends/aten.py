@@ -249,7 +249,7 @@ def _call(node: fx.Node, literal: Callable[[Any], str], constants: dict[str, Any
         return name
     target: Any = as_run(node.target)
     if "inplace" in node.meta:
-        from memopt.passes.inplace import inplace_overload
+        from memopt.memory.over_operands import inplace_overload
 
         overload = inplace_overload(node.target)
         if overload is None:

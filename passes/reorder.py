@@ -11,8 +11,8 @@ from torch import fx
 
 from memopt.graph.rewrite import forget_inplace
 from memopt.memory.aliasing import Aliasing, analyse, owner
+from memopt.memory.over_operands import may_overwrite
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
-from memopt.passes.inplace import may_overwrite
 from memopt.program import Program, is_effectful, is_random
 from memopt.solve.order import Order, OrderProblem, live_bytes, smallest_peak
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from memopt.memory.aliasing import Aliasing
-from memopt.passes.inplace import inplace_overload
+from memopt.memory.over_operands import inplace_overload
 from memopt.passes.plan_buffers import Form
 from memopt.program import is_effectful, is_random, is_view, tensors_of
 from memopt.static.lower import has_recipe, lower

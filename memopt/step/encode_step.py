@@ -13,9 +13,9 @@ import torch
 from torch import fx
 
 from memopt.graph import fake_calls
-from memopt.graph.targets import is_pointwise
 from memopt.memory.aliasing import Aliasing, of_finished, owner
 from memopt.memory.hand_over import hand_overs
+from memopt.memory.over_operands import may_lie_in
 from memopt.memory.timeline import held_tangents, tangents_of
 from memopt.program import InputKind, Phase, Program, copy_node, is_effectful, is_random, module_of
 from memopt.solve.problem import StepProblem
@@ -142,9 +142,9 @@ def _over(problem: StepProblem, operations: Sequence[fx.Node], aliasing: Aliasin
     readers = Counter(storage for reads in problem.reads for storage in reads)
     for at, node in enumerate(operations[problem.forward :], problem.forward):
         made = problem.writes[at]
-        if len(made) != 1 or not (node.meta.get("kernel") or is_pointwise(node.target)):
+        if len(made) != 1:
             continue
-        for operand in node.all_input_nodes:
+        for operand in may_lie_in(node, lambda value: aliasing.of.get(value, ())):
             held = aliasing.of.get(operand, ())
             if len(held) != 1 or problem.producer[held[0]] < problem.forward or held[0] in problem.pinned:
                 continue

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-_COMPILED = "CompiledFunctionBackward"  # AOTAutograd's name, in torch 2.11 and 2.13
-_keeps_graph: Callable[[], bool] | None = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+from memopt.torch_compat.backward import COMPILED_NODE, keeps_graph
 
 
 def compiled_nodes(outputs: Any, most: int = 10_000, *, behind: bool = True) -> list[Any]:
@@ -28,7 +27,7 @@ def compiled_nodes(outputs: Any, most: int = 10_000, *, behind: bool = True) -> 
         if node is None or node in seen:
             continue
         seen.add(node)
-        if type(node).__name__ == _COMPILED:  # `name` makes the text anew each time
+        if type(node).__name__ == COMPILED_NODE:  # `name` makes the text anew each time
             found.append(node)
             if not behind:
                 continue
@@ -55,7 +54,7 @@ def when_released(node: Any, call: Callable[[], None]) -> None:
     """Call `call` when backward has run through the node and has not kept the graph (`retain_graph`)."""
 
     def ran(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        if _keeps_graph is None or not _keeps_graph():
+        if not keeps_graph():
             call()
 
     node.register_hook(ran)

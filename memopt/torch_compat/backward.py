@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd import descriptors as roles
 
-_NODE = "CompiledFunctionBackward"
+COMPILED_NODE = "CompiledFunctionBackward"  # AOTAutograd's name, in torch 2.11 and 2.13
 
 
 def keeps_graph() -> bool:
@@ -58,7 +58,7 @@ def compiled_node(values: Iterable[Any], first: int) -> Any:
         name = node.name()
         if name.endswith("AccumulateGrad") or node._sequence_nr() < first:
             continue
-        if name == _NODE:
+        if name == COMPILED_NODE:
             return node
         fresh = {item for item, _ in node.next_functions if item is not None} - seen
         seen |= fresh

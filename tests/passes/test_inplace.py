@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,11 +10,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from memopt.backends.aten import emit
 from memopt.memory.measure import measure
+from memopt.memory.over_operands import inplace_overload
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import PassManager
-from memopt.passes.inplace import Inplace, WriteOver, inplace_overload, takes_storage
+from memopt.passes.inplace import Inplace, takes_storage
 from memopt.program import Input, InputKind, Output, OutputKind, Phase, Program
-from tests.support import allocations, apply, assert_same
+from tests.support import apply, assert_same
 
 aten = torch.ops.aten
 
@@ -186,88 +184,6 @@ def test_it_stands_in_the_pass_manager():
     program, records = PassManager([Inplace()]).run(trace(lambda x: ((x @ x).relu(),), S))
     assert records[0].evidence is not None and len(records[0].changes) == 1
     assert_same(program.run(S), [(S @ S).relu()])
-
-
-def example(kind, dtype):
-    shape = (8, 8)
-    if kind == "mask":
-        return torch.rand(shape) > 0.5
-    if dtype is torch.bool:
-        return torch.rand(shape) > 0.5
-    return (torch.rand(shape) * 0.8 + 0.1).to(dtype) if dtype.is_floating_point else torch.randint(1, 5, shape)
-
-
-def arguments(target, dtype):
-    found = []
-    for argument in target._schema.arguments:
-        kind = str(argument.type)
-        if kind == "Tensor":
-            found.append(example(argument.name, dtype))
-        elif argument.has_default_value():
-            break
-        elif kind in ("number", "float"):
-            found.append(0.5 if dtype.is_floating_point else 2)
-        elif kind in ("int", "bool"):
-            found.append(argument.name != "is_result" and int(kind == "int"))
-        elif kind.startswith("Optional"):
-            found.append(0.25 if "number" in kind else None)
-        else:
-            raise AssertionError(f"{target}: {argument.name} is {kind}")
-    return found
-
-
-def elementwise_operators():
-    packets = (getattr(aten, name) for name in dir(aten) if not name.startswith("_"))
-    overloads = (
-        getattr(packet, name)
-        for packet in packets
-        if isinstance(packet, torch._ops.OpOverloadPacket)
-        for name in packet.overloads()
-    )
-    return [overload for overload in overloads if inplace_overload(overload) is not None]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
-def test_every_inplace_form_gives_the_same_bits(dtype):
-    tried = 0
-    for target in elementwise_operators():
-        given = arguments(target, dtype)
-        try:
-            expected = target(*given)
-        except (RuntimeError, TypeError):
-            continue  # not defined for this type
-        if expected.dtype != given[0].dtype or expected.shape != given[0].shape:
-            continue
-        copies = [value.clone() if isinstance(value, torch.Tensor) else value for value in given]
-        result = inplace_overload(target)(*copies)
-        assert result.data_ptr() == copies[0].data_ptr(), target
-        assert torch.equal(torch.nan_to_num(result), torch.nan_to_num(expected)), target
-        for value, copy in zip(given[1:], copies[1:], strict=True):
-            assert not isinstance(value, torch.Tensor) or torch.equal(value, copy), target
-        tried += 1
-    assert tried >= {torch.float32: 100, torch.bfloat16: 90, torch.int64: 50, torch.bool: 25}[dtype]
-
-
-def test_inplace_forms_allocate_nothing():
-    for target in [
-        aten.relu.default,
-        aten.add.Tensor,
-        aten.gelu.default,
-        aten.gelu_backward.default,
-        aten.maximum.default,
-    ]:
-        given = arguments(target, torch.float32)
-        call = inplace_overload(target)
-        assert sum(size for size in allocations(lambda: call(*given)) if size > 16) == 0, target  # noqa: B023
-
-
-def test_inplace_overloads_by_name():
-    assert inplace_overload(aten.relu.default) is aten.relu_.default
-    assert inplace_overload(aten.add.Tensor) is aten.add_.Tensor
-    assert inplace_overload(aten.pow.Tensor_Scalar) is aten.pow_.Scalar
-    assert inplace_overload(aten.silu_backward.default) == WriteOver(aten.silu_backward.grad_input)
-    for target in [aten.mm.default, aten.polygamma.default, aten.cumsum.default, aten.relu_.default, operator.getitem]:
-        assert inplace_overload(target) is None
 
 
 # -- random graphs ------------------------------------------------------------------------------------------------

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from memopt.memory.over_operands import inplace_overload
 from memopt.memory.timeline import timeline
-from memopt.passes.inplace import Inplace, inplace_overload
+from memopt.passes.inplace import Inplace
 from tests.passes.test_inplace import S, X, aten, check, trace
 from tests.support import apply
 

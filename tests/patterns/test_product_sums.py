@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memopt.memory.cost.devices import find
 from memopt.memory.cost.roofline import flops, rate
-from memopt.passes.inplace import inplace_overload
+from memopt.memory.over_operands import inplace_overload
 from memopt.patterns.overwrites import sum_so_far
 from memopt.patterns.product_sums import (
     ADD_PRODUCT,
