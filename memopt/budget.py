@@ -186,6 +186,13 @@ class BudgetError(ValueError):
         """
         return self._with(self.minimum_bytes + size, f"{others}, which are in that: a budget in bytes is of them too")
 
+    def not_below(self, size: int) -> BudgetError:
+        """The same where the process has held so many bytes before the call, which a budget in bytes is of, too."""
+        if size <= self.minimum_bytes:
+            return self
+        held = format_bytes(size, short=True)
+        return self._with(size, f"the process has held {held} before the call, which a budget in bytes is of too")
+
     def allowing(self, without_bytes: int) -> BudgetError:
         """The same, saying what of the minimum is allowed for a loss that was not seen yet where that is much.
 

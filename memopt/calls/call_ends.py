@@ -39,8 +39,10 @@ class CallEnds:
         """A call has returned: what it has made is no other tensor of the process."""
         if self._budgeted and not self.verifying:
             self._residents.others.ended(session.resident.device, outputs, planned=planned)
-            if session.role.to_be_trained and not session.role.trains and session.counts_all:
-                BEFORE.follow(session.resident.device, self._sessions.around)
+            if session.role.to_be_trained and not session.role.trains and not session.soft:
+                BEFORE.follow(session.resident.device, self._sessions.around, in_steps=not session.counts_all)
+            elif not session.role.trains:
+                BEFORE.goes_on()
             if not torch.is_grad_enabled():
                 self._sessions.group.resumes(self._sessions, shown_tensors(outputs))
             if planned:

@@ -23,6 +23,7 @@ from memopt.memory.reach import held_tensors as tensors_behind
 from memopt.memory.reach import shown_tensors
 from memopt.memory.resident import Resident, resident_of
 from memopt.options import Options
+from memopt.step.before_calls import BEFORE
 from memopt.step.earlier_calls import arguments_beside, arguments_of
 from memopt.step.memory_ledger import MemoryLedger
 from memopt.step.optimizers import Optimizers
@@ -164,7 +165,8 @@ class Residents:
         beside = self._beside(args, kwargs) if error.minimum_bytes else 0
         others = beside - self._counted(beside)
         # A little more may be there when that budget is tried: losses come and go.
-        return error if others <= LITTLE else error.with_others(others + LITTLE, others_in_words(others))
+        found = error if others <= LITTLE else error.with_others(others + LITTLE, others_in_words(others))
+        return found if not error.minimum_bytes else found.not_below(BEFORE.unsure(self._sessions.around))
 
     @property
     def _counts(self) -> bool:

@@ -249,11 +249,13 @@ class Sessions(Mapping[Plan, Session]):
         new_step = not self.earlier.alive()
         self.group.begins(self)
         left, before, beside = self.around.close(), self.around.seen, self.group.others.beside_step
-        apart = (self._over.apart(most, beside) for most in (BEFORE.ends(), self.around.took_after()))
-        self.around.saw_apart(*apart)
+        self._over.see_apart(self.around, beside, self.last)
         self.around.begins(0 if new_step else left, new_step=new_step, given=given)
         if self.around.seen != before and self._over.latest is not None:
             self.look(*self._over.latest)
+        elif self.around.seen != before:
+            for plan, session in self._sessions.items():
+                self._over.sees_ahead(session, self._seen(plan))
         if new_step and not has_group():  # ranks plan the same
             due = self._over.due()
             for plan in [plan for plan, session in self._sessions.items() if session in due]:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Sequence
 from memopt.budget import format_bytes
 from memopt.compilation.session import Session
 from memopt.memory.allocator_events import is_profiled
+from memopt.step.around import Around
+from memopt.step.before_calls import BEFORE
 from memopt.step.earlier_calls import Ran
 from memopt.step.loop_bytes import Loop, Seen
 from memopt.step.other_tensors import LITTLE
@@ -30,19 +32,37 @@ class StepsOver:
         self.latest: tuple[Session, Sequence[Ran]] | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
-    def apart(self, most: int, beside: int) -> int:
+    def see_apart(self, around: Around, beside: int, session: Session | None) -> None:
+        """A call begins: see what the process has held while no graph of the model ran, where that is over the budget.
+
+        Args:
+            around: what the loop was seen to hold.
+            beside: bytes of other tensors, which a fraction is not of.
+            session: of the latest call, where there was none with gradients yet: no fraction is of a step before that.
+        """
+        before = self._apart(BEFORE.ends(around), beside, session, before=True)
+        around.saw_apart(before, self._apart(around.took_after(), beside, session))
+
+    def sees_ahead(self, session: Session, seen: Seen) -> None:
+        """The loop was seen to hold this before any call with gradients: what was planned ahead is planned anew."""
+        session.sees(seen)
+        if session.fallbacks.by_loss_alone.has_seen:
+            self._sessions.add(session)
+
+    def _apart(self, most: int, beside: int, session: Session | None, *, before: bool = False) -> int:
         """What of these bytes counts, where they are over the budget of the latest step; else 0.
 
         Args:
             most: that the process has held at once while no graph of the model ran.
-            beside: of other tensors, which a fraction is not of.
+            beside, session: as of `see_apart`.
+            before: whether that was before the model's calls, as its steps are known to have it.
         """
-        if self.latest is None:
+        session = session if self.latest is None else self.latest[0]
+        if session is None or (self.latest is None and not session.counts_all):
             return 0
-        session = self.latest[0]
-        if not session.counts_all:  # a few bytes of others are not counted
+        if most and not session.counts_all:  # a few bytes of others are not counted
             most -= beside + LITTLE
-            session.reference.rests(most)
+            session.reference.rests(most, of_all=before)
         limit = session.usable_limit if session.counts_all or session.reference.whole else None
         return most if limit is not None and most > limit else 0
 

@@ -7,6 +7,7 @@ No plan makes that less, but a budget in bytes is of all that the process holds,
 
 from __future__ import annotations
 
+import collections
 import os
 import weakref
 from typing import Any
@@ -21,6 +22,9 @@ from memopt.memory.live_tensors import live_blocks
 from memopt.memory.window import unseen
 from memopt.step.observed_steps import FIRST_STEPS
 
+# Calls without gradients in a row that are looked behind; of an evaluation of more of them the rest goes unseen.
+_CALLS = 32
+
 
 class BeforeCalls:
     """Looks at the allocator before the calls of all models of the process that have a budget in bytes."""
@@ -29,13 +33,19 @@ class BeforeCalls:
         """Nothing is to be looked at."""
         self._device: torch.device | None = None
         self._owner: weakref.ref[object] | None = None
-        self._looks: dict[bool, weakref.WeakKeyDictionary[object, int]] = {  # by owner; behind a step, or behind a call
-            behind_step: weakref.WeakKeyDictionary() for behind_step in (True, False)
-        }
+        # By owner, how often there was a look behind a step (0), or behind so many calls without gradients in a row.
+        self._looks: weakref.WeakKeyDictionary[object, collections.Counter[int]] = weakref.WeakKeyDictionary()
+        # By owner, behind how many such calls something else came.
+        self._last: weakref.WeakKeyDictionary[object, set[int]] = weakref.WeakKeyDictionary()
+        self._calls = self._others = 0  # without gradients in a row; looks that calls of other models have cut since
+        self._seen: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()  # by owner, bytes at most
+        self._parts: weakref.WeakKeyDictionary[object, PartsOfSteps] = weakref.WeakKeyDictionary()  # of fractions
+        self._rounds = 0  # of optimizers' steps
+        self._cut: int | None = None  # what a look was behind that the present call has ended
         self._steps, self._expected = 0, 1  # of optimizers since the last call, and in all before the next one
         self._within = False  # whether the present step of an optimizer has begun in a look
         self._look: _OnCpu | _OnCuda | None = None
-        self._behind_step, self._most = True, 0  # what the look is behind; what a look has seen that a step has ended
+        self._behind, self._most = 0, 0  # what the look is behind; what a look has seen that a step has ended
         self._hooked = False
 
     def expect(self, device: torch.device, owner: object) -> None:
@@ -45,30 +55,63 @@ class BeforeCalls:
             device: whose allocator is looked at.
             owner: of the calls; the first few looks for each are all that there are.
         """
+        self._prepare(device, owner)
+        self._something_else()
+
+    def _prepare(self, device: torch.device, owner: object) -> None:
         self._device, self._owner = device, weakref.ref(owner)
+        self._seen.setdefault(owner, 0)
         if not self._hooked:
             self._hooked = True
             register_optimizer_step_pre_hook(self._begins)
             register_optimizer_step_post_hook(self._stepped)
             os.register_at_fork(before=self._stop)  # a profiler goes on in a copy of the process
 
-    def follow(self, device: torch.device, owner: object) -> None:
+    def follow(self, device: torch.device, owner: object, *, in_steps: bool = False) -> None:
         """A call without gradients has returned, of a model that is trained: what comes next is to be looked at.
 
         Args:
             device, owner: as of `expect`.
+            in_steps: whether only what is a part of its steps counts, as for a fraction.
         """
-        self.expect(device, owner)
+        self._prepare(device, owner)
+        if in_steps:
+            self._parts.setdefault(owner, PartsOfSteps())
+        self._calls += 1
         if self._look is None:
-            self._look_on(behind_step=False)
+            self._look_on(self._calls)
 
-    def ends(self) -> int:
-        """A call begins: the most bytes that the process has held at once before it; 0 where that was not seen."""
+    def goes_on(self) -> None:
+        """A call without gradients has returned, of a model that is not trained: a look that it has ended goes on."""
+        behind, self._cut = self._cut, None
+        if behind is not None and self._look is None and self._others < _CALLS:
+            self._others += 1
+            self._look_on(behind, cut=True)
+
+    def ends(self, owner: object = None) -> int:
+        """A call begins: the most bytes that the process has held at once before it; 0 where that was not seen.
+
+        Args:
+            owner: of the call; what others' calls have ended since its last one counts as well.
+        """
         look, self._look = self._look, None
         most, self._most = self._most, 0
+        self._cut = None if look is None else self._behind
         if self._steps:
             self._expected, self._steps = self._steps, 0
-        return most if look is None else max(most, look.ends())
+            self._rounds += 1
+        most = most if look is None else max(most, look.ends())
+        for each in list(self._seen):
+            self._seen[each] = max(self._seen[each], most)
+        if owner in self._seen:
+            most, self._seen[owner] = self._seen[owner], 0
+        parts = None if owner is None else self._parts.get(owner)
+        return most if parts is None else parts.took(most, self._rounds)
+
+    def unsure(self, owner: object) -> int:
+        """Bytes that the process has held before calls that may or may not have been a part of the owner's steps."""
+        parts = self._parts.get(owner)
+        return 0 if parts is None else parts.most
 
     def _stop(self) -> None:
         look, self._look = self._look, None
@@ -78,8 +121,9 @@ class BeforeCalls:
     def _begins(self, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        self._within = self._look is not None and self._behind_step
-        if self._look is not None and not self._behind_step:
+        self._something_else()
+        self._within = self._look is not None and not self._behind
+        if self._look is not None and self._behind:
             self._most = max(self._most, self._look.ends())
             self._look = None
         self._stop()
@@ -91,26 +135,62 @@ class BeforeCalls:
         if self._within or self._steps < self._expected:
             self._within = False
             return
-        self._look_on(behind_step=True)
+        self._look_on(0)
 
-    def _look_on(self, *, behind_step: bool) -> None:
+    def _something_else(self) -> None:
+        """Calls without gradients in a row are over."""
+        owner = None if self._owner is None else self._owner()
+        if self._calls and owner is not None:
+            self._last.setdefault(owner, set()).add(self._calls)
+        self._calls = self._others = 0
+
+    def _look_on(self, behind: int, *, cut: bool = False) -> None:
         device, owner = self._device, None if self._owner is None else self._owner()
-        if device is None or owner is None or has_group():
+        if device is None or owner is None or has_group() or (not behind and owner in self._parts):
             return
-        self._behind_step, looks = behind_step, self._looks[behind_step]
+        self._behind = behind
         if device.type == "cuda":
             self._look = _OnCuda(device)
+        elif (cut or self._is_due(owner, behind)) and not unseen(device) and not is_profiled():
+            self._looks.setdefault(owner, collections.Counter())[behind] += not cut
+            self._look = _OnCpu(device, collects=behind <= 1 and not cut)
+
+    def _is_due(self, owner: object, behind: int) -> bool:
+        """Whether there is a look: behind each of the calls in a row once, to see which of them is the last."""
+        looks = self._looks.get(owner, collections.Counter())[behind]
         # Not later: there may be evaluations of minutes, too much for a profiler.
-        elif looks.get(owner, 0) < FIRST_STEPS and not unseen(device) and not is_profiled():
-            looks[owner] = looks.get(owner, 0) + 1
-            self._look = _OnCpu(device)
+        last = not behind or behind in self._last.get(owner, ())
+        return behind <= _CALLS and looks < (FIRST_STEPS if last else 1)
+
+
+class PartsOfSteps:
+    """What calls without gradients are followed by, where only what is a part of a model's own steps counts.
+
+    An evaluation in between is none: what comes behind such calls counts once two steps in a row have had it.
+
+    Attributes:
+        most: bytes at most of what was seen and does not count yet.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was seen."""
+        self.most, self._seen, self._last = 0, False, -2  # whether the present step has any; the last one that had
+
+    def took(self, most: int, step: int) -> int:
+        """What counts of bytes that were seen before a call, as optimizers had stepped so often."""
+        self.most, self._seen = max(self.most, most), self._seen or most > 0
+        if not self._seen or not torch.is_grad_enabled():
+            return 0
+        follows, self._seen, self._last = step == self._last + 1, False, step
+        return self.most if follows else 0
 
 
 class _OnCpu:
     """A look by the allocator's events, and by when what was there before goes."""
 
-    def __init__(self, device: torch.device) -> None:
-        collect()
+    def __init__(self, device: torch.device, *, collects: bool) -> None:
+        if collects:
+            collect()
         blocks = list(live_blocks(device).values())
         self._live = sum(block.nbytes for block in blocks)
         there = (storage for block in blocks if (storage := block.storage()) is not None)

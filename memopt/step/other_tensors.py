@@ -24,7 +24,7 @@ from memopt.torch_compat.storages import id_of_storage
 
 # Bytes of losses, counts and rates, which come and go: below this nothing is counted, and no change is one.
 LITTLE = 1024
-# What grows from step to step is left size / _GROWTH beyond what there is.
+# What grows from step to step is left growth / _GROWTH beyond what there is.
 _GROWTH = 8
 # What lies in cycles may hold others, which the next collection finds.
 _COLLECTIONS = 3
@@ -127,8 +127,9 @@ class OtherTensors:
         if not self.growing:  # calls of a step may find others, as what one without gradients has returned
             self._again = None
             return max(count for _, count in self._found[-2:])
-        rate = rates[-1]
-        wanted = self.total if total + rate <= self.total else total + max(total // _GROWTH, FIRST_STEPS * rate)
+        rate = min(rates)  # what a loop makes once between two looks, as a loss over all calls, is no growth
+        grown = min(total, rate * self._steps)
+        wanted = self.total if total + rate <= self.total else total + max(grown // _GROWTH, FIRST_STEPS * rate)
         self._again = self._steps + max(1, (wanted - total) // rate)
         return wanted
 

@@ -122,10 +122,15 @@ class Reference:
         """The first training step was planned with more calls than it turns out to have: it takes so many bytes."""
         self._calls, self._seen, self._floor, self.training = calls, step_bytes, 0, step_bytes
 
-    def rests(self, step_bytes: int) -> None:
-        """A training step has held so many bytes while no graph of the model ran: eager holds the same."""
-        if self.training is not None and self._rests:
-            self._rests -= 1
+    def rests(self, step_bytes: int, *, of_all: bool = False) -> None:
+        """A training step has held so many bytes while no graph of the model ran: eager holds the same.
+
+        Args:
+            step_bytes: that it has held.
+            of_all: whether steps were seen to have that, however late: else only what the first calls show counts.
+        """
+        if self.training is not None and (self._rests or of_all):
+            self._rests -= not of_all
             self._seen = max(self._seen, step_bytes) if self._seen else 0
             self._floor = max(self._floor, step_bytes)
             self.training = max(self.training, step_bytes)

@@ -99,6 +99,59 @@ def test_what_runs_behind_a_call_without_gradients_is_seen(steps):
     assert 2 * budget < refused.value.minimum_bytes < 2.5 * budget
 
 
+@pytest.mark.parametrize("parts", [1, 6])
+def test_what_is_made_of_calls_without_gradients_is_seen_in_the_first_step(parts):
+    """Representations that are cached took 1.33 of the budget in the first step, unsaid."""
+    model, called = Net(), []
+    budget = 3 * unconstrained(Net(), torch.randn(ROWS, WIDTH))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, budget, optimizer=optimizer, backend="aten")
+    with pytest.raises(memopt.BudgetError, match="with all of the process before the model's call") as refused:
+        for _ in range(2):
+            with torch.no_grad():
+                for _ in range(parts):
+                    call(torch.randn(ROWS, WIDTH))
+            makes(2 * budget // 1000)(None)
+            call(torch.randn(ROWS, WIDTH)).backward()
+            called.append(1)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not called
+    assert 2 * budget < refused.value.minimum_bytes < 2.5 * budget
+
+
+def test_a_plan_that_was_made_ahead_is_refused_for_what_is_made_before_it():
+    budget, x = 3 * unconstrained(Net(), torch.randn(ROWS, WIDTH)), torch.randn(ROWS, WIDTH)
+    optimizer = torch.optim.SGD((model := Net()).parameters(), 0.1)
+    call = memopt.compile(model, budget, optimizer=optimizer, backend="aten", example_inputs=(x,))
+    with torch.no_grad():
+        call(x)
+    makes(2 * budget // 1000)(None)
+    with pytest.raises(memopt.BudgetError, match="with all of the process before the model's call"):
+        call(x)
+
+
+def test_a_call_of_a_frozen_model_does_not_hide_what_came_before_it():
+    model, teacher = Net(), Net().requires_grad_(False)
+    budget = 3 * unconstrained(Net(), torch.randn(ROWS, WIDTH))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, budget, optimizer=optimizer, backend="aten")
+    teach = memopt.compile(teacher, "1GB", backend="aten")
+    for place in (0, 1):
+        with pytest.raises(memopt.BudgetError, match="with all of the process before the model's call"):
+            for step in range(3):
+                if step and not place:
+                    makes(2 * budget // 1000)(None)
+                with torch.no_grad():
+                    teach(torch.randn(ROWS, WIDTH))
+                if step and place:
+                    makes(3 * budget // 1000)(None)
+                optimizer.zero_grad()
+                call(torch.randn(ROWS, WIDTH)).backward()
+                optimizer.step()
+        call = memopt.compile(model, budget, optimizer=optimizer, backend="aten")
+
+
 def test_of_a_model_that_is_not_trained_nothing_is_looked_at():
     call = memopt.compile(Net().requires_grad_(False), "1MB", backend="aten")
     for _ in range(2):
@@ -120,6 +173,43 @@ def test_what_comes_later_is_seen():
 
 def test_a_fraction_is_of_the_step_alone():
     assert trained(0.9, makes(1000)).report.peak_bytes < 1_000_000
+
+
+def in_parts(fraction, kilobytes, evaluated=None):
+    """Steps that make something of calls without gradients: all, or those that are evaluated in between."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, fraction, optimizer=optimizer, backend="aten")
+    for step in range(5):
+        if evaluated is None or step in evaluated:
+            with torch.no_grad():
+                for _ in range(2):
+                    call(torch.randn(ROWS, WIDTH))
+            makes(kilobytes)(None)
+        for _ in range(4):
+            call(torch.randn(ROWS, WIDTH)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return call
+
+
+def test_a_fraction_is_of_what_all_steps_make_of_calls_without_gradients():
+    assert in_parts(1.0, 1000).report.budget_bytes > 1_000_000
+    with pytest.raises(memopt.BudgetError, match="with all of the process before the model's call") as refused:
+        in_parts(0.95, 1000)
+    assert 1_000_000 < refused.value.minimum_bytes < 1_200_000
+
+
+def test_a_refusal_of_a_fraction_counts_what_was_made_of_calls_without_gradients():
+    with pytest.raises(memopt.BudgetError, match=r"the process has held 1\.\d\d MB before the call") as refused:
+        in_parts(0.1, 1000)
+    assert 1_000_000 < refused.value.minimum_bytes < 1_200_000
+
+
+def test_what_an_evaluation_makes_is_no_part_of_the_step_that_a_fraction_is_of():
+    call = in_parts(0.95, 1000, evaluated=(0, 3))
+    assert call.report.budget_bytes < 300_000
+    assert call.report.notes == ()
 
 
 def test_gradients_that_go_are_not_there_with_what_comes_after():

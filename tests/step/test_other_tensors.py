@@ -68,6 +68,25 @@ def test_another_model_is_inside_a_budget_in_bytes():
     assert ("other tensors of the process", bytes_of(teacher)) in call.report.breakdown.headings()
 
 
+def test_what_is_made_once_of_several_calls_is_no_growth():
+    """A loss over all parts of a step was counted four times over: calls that keep outputs were taken for steps."""
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, "9MB", optimizer=optimizer, backend="aten")
+    for _ in range(2):
+        parts = [batch() for _ in range(4)]
+        with torch.no_grad():
+            rows = torch.cat([call(part) for part in parts]).requires_grad_()
+        scores = rows @ rows.t()
+        scores.square().sum().backward()
+        for part, gradient in zip(parts, rows.grad.chunk(4), strict=True):
+            (call(part) * gradient).sum().backward()
+            there = scores.nbytes + 2 * rows.nbytes + sum(part.nbytes for part in parts)
+            assert scores.nbytes < call._memopt.residents.others.total <= there + 8 * part.nbytes
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def test_a_refusal_names_them():
     model, teacher, x = Net(), wide(3000), batch()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
