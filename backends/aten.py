@@ -26,6 +26,7 @@ from memopt.torch_compat.dead_draws import dead_draws_kept
 from memopt.torch_compat.donated import nothing_donated
 from memopt.torch_compat.returned import writable
 from memopt.torch_compat.storages import version_of
+from memopt.torch_compat.whole_operators import whole_operators
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -62,7 +63,8 @@ class AtenBackend(Engine):
             fw_compiler=half, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
         )
         hooks.handed.may(hooks.session.early)
-        with dead_draws_kept(), nothing_donated():  # no half writes over what it is given
+        # No half writes over what it is given.
+        with dead_draws_kept(), nothing_donated(), whole_operators(example_inputs):
             run = lower(graph_module, example_inputs)
         found = hooks.handed.how
         if found is None or hooks.dry:

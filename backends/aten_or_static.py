@@ -16,6 +16,7 @@ from memopt.capture.joint import constants_to_attributes
 from memopt.memory.timeline import Timeline
 from memopt.program import Program
 from memopt.step.inference import settling
+from memopt.torch_compat.whole_operators import whole_operators
 
 
 class AtenOrStaticBackend(AtenBackend):
@@ -45,7 +46,8 @@ class AtenOrStaticBackend(AtenBackend):
 
             return within_budget(session, make)
 
-        return lower_inference(graph_module, example_inputs, inference)
+        with whole_operators(example_inputs):
+            return lower_inference(graph_module, example_inputs, inference)
 
     def timeline(self, program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
         """The memory of an inference program in the arena that may run it."""

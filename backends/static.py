@@ -37,6 +37,7 @@ from memopt.torch_compat.aot_autograd import aot_autograd
 from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.dead_draws import dead_draws_kept
 from memopt.torch_compat.fake_tensors import no_fake_mode
+from memopt.torch_compat.whole_operators import whole_operators
 
 
 class StaticBackend(Engine):
@@ -79,7 +80,7 @@ class StaticBackend(Engine):
         lower = aot_autograd(
             fw_compiler=half, bw_compiler=half, inference_compiler=inference, partition_fn=hooks.partition
         )
-        with dead_draws_kept():
+        with dead_draws_kept(), whole_operators(example_inputs):
             return lower(graph_module, example_inputs)
 
     def bind(self, program: Program) -> StaticFunction:

@@ -10,9 +10,11 @@ from torch import fx
 
 from memopt.patterns.batch import Batched, NotBatched, Rule, Summed, rule_for
 from memopt.patterns.batch_operands import Function, Kinds, States, apart, batched, place
+from memopt.patterns.batch_rules import RESIZES, sampled
 from memopt.patterns.elements import shape
 from memopt.program import argument
 from memopt.torch_compat.inductor_prims import prims
+from memopt.torch_compat.operators import operator_name
 
 aten = torch.ops.aten
 
@@ -105,12 +107,11 @@ _KINDS: Kinds = (
     (_planes, (
         aten.max_pool2d_with_indices_backward.default, aten.avg_pool2d_backward.default,
         aten._adaptive_avg_pool2d_backward.default, prims._low_memory_max_pool_with_offsets.default,
-        prims._low_memory_max_pool_offsets_to_indices.default,
+        prims._low_memory_max_pool_offsets_to_indices.default, aten.reflection_pad2d_backward.default,
+        aten.replication_pad2d_backward.default,
     )),
-    (_resized, (
-        aten.upsample_nearest2d_backward.default, aten.upsample_bilinear2d_backward.default,
-        aten.upsample_bicubic2d_backward.default,
-    )),
+    (_resized, tuple(getattr(aten, f"{operator_name(resize)}_backward").default for resize in RESIZES)),
+    (sampled, (aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)),
     (_elements, (aten.native_dropout_backward.default,)),
     (_scattered, (aten.scatter_add.default,)),
     (_softmax, (aten._log_softmax_backward_data.default, aten._softmax_backward_data.default)),

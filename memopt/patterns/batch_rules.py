@@ -192,6 +192,40 @@ def _spatial(node: fx.Node, states: States, size: int) -> Rule:
     return Rule(state if single else (state,) * len(node.meta["val"]))
 
 
+def _resampled(node: fx.Node, states: States, size: int) -> Rule:
+    """Resizing of all dimensions behind (batch, channels)."""
+    _, state = first(node, states)
+    if state.dim > 1:
+        raise NotBatched(f"{node.target} with the batch in dimension {state.dim}")
+    return Rule(state)
+
+
+def _shuffled(node: fx.Node, states: States, size: int) -> Rule:
+    """Channels and places in exchange for each other, behind the batch."""
+    x, state = first(node, states)
+    if len(shape(x)) != 4 or state.dim:
+        raise NotBatched(f"{node.target} with the batch in dimension {state.dim} of {len(shape(x))}")
+    return Rule(state)
+
+
+def _turned(node: fx.Node, states: States, size: int) -> Rule:
+    x, state = first(node, states)
+    dims: Any = argument(node, "dims")
+    apart(node, state, dims or range(len(shape(x))), len(shape(x)))  # without dims, all entries roll as one row
+    return Rule(state)
+
+
+def sampled(node: fx.Node, states: States, size: int) -> Rule:
+    """Values of images at places of a grid, and their gradients: what has none of the samples has a row for each."""
+    found = {batched(operand, states) for operand in node.all_input_nodes} - {None}
+    state = found.pop()
+    if found or state is None or state.dim:
+        raise NotBatched(f"{node.target} meets operands that lie differently along the batch")
+    single = isinstance(node.meta["val"], torch.Tensor)
+    slices = {operand: state for operand in node.all_input_nodes if batched(operand, states) is None}
+    return Rule(state if single else (state,) * len(node.meta["val"]), slices)
+
+
 def _pad(node: fx.Node, states: States, size: int) -> Rule:
     x, state = first(node, states)
     pad: Any = node.args[1]
@@ -242,6 +276,14 @@ _ATTENTION = (
     aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_fused_attention_overrideable.default, aten.scaled_dot_product_attention.default,
 )  # fmt: skip
+# Resizing by kernels of eager's, each with one for its gradient.
+RESIZES = (
+    aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
+    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
+    aten._upsample_nearest_exact3d.default, aten.upsample_linear1d.default, aten.upsample_bilinear2d.default,
+    aten.upsample_trilinear3d.default, aten.upsample_bicubic2d.default, aten._upsample_bilinear2d_aa.default,
+    aten._upsample_bicubic2d_aa.default,
+)  # fmt: skip
 _KINDS: Kinds = (
     *VIEWS,
     (_same, (
@@ -277,10 +319,16 @@ _KINDS: Kinds = (
     (_attention, _ATTENTION),
     (_spatial, (
         aten.max_pool2d_with_indices.default, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default,
-        aten.upsample_nearest2d.default, aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default,
         aten.reflection_pad2d.default, aten.replication_pad2d.default,
-        aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec,
     )),
+    (_resampled, (
+        *RESIZES, aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec,
+        aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec,
+        aten.upsample_bicubic2d.vec,
+    )),
+    (_shuffled, (aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.channel_shuffle.default)),
+    (_turned, (aten.roll.default, aten.flip.default)),
+    (sampled, (aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)),
     (_pad, (aten.constant_pad_nd.default,)),
     (_triangle, (aten.tril.default, aten.triu.default)),
     (_embedding, (aten.embedding.default,)),

@@ -264,3 +264,31 @@ def test_constants_of_a_graph_that_is_only_collected_are_no_inputs_of_it(engine)
 def test_a_plan_without_a_run_has_constants_too(engine) -> None:
     report = memopt.plan(Counts().eval(), (torch.randn(8, 16),), "4MB", backend=engine)
     assert report.budget_bytes == 4_000_000
+
+
+class Resized(torch.nn.Module):
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.mode, self.first, self.last = mode, torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).tanh()
+        for _ in range(2):
+            x = torch.nn.functional.interpolate(x, scale_factor=2, mode=self.mode).sin()
+        return self.last(x).square().mean()
+
+
+def test_what_is_resized_is_as_eager_resizes_it_and_takes_no_more_than_that() -> None:
+    torch._dynamo.reset()
+    x, found = torch.randn(4, 3, 16, 16), {}
+    for mode in ("nearest", "bilinear"):
+        torch.manual_seed(0)
+        model = Resized(mode)
+        twin = copy.deepcopy(model)
+        loss = memopt.compile(model, 0.9, backend="aten")(x)
+        loss.backward()
+        wanted = twin(x)
+        wanted.backward()
+        assert_same([loss, *(p.grad for p in model.parameters())], [wanted, *(p.grad for p in twin.parameters())])
+        found[mode] = memopt.plan(twin, (x,)).unconstrained_bytes
+    assert found["bilinear"] <= found["nearest"]

@@ -35,6 +35,13 @@ def batch_of(function, *tensors):
         (lambda x, w: F.conv2d(x, w), (IMAGE, torch.randn(2, 3, 3, 3)), Batched(0)),
         (lambda x: F.avg_pool2d(x, 2), (IMAGE,), Batched(0)),
         (lambda x: F.pad(x, (1, 1)), (IMAGE,), Batched(0)),
+        (lambda x: F.interpolate(x, 9, mode="linear"), (X,), Batched(0)),
+        (lambda x: F.interpolate(x, scale_factor=2, mode="nearest-exact"), (IMAGE,), Batched(0)),
+        (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic", antialias=True), (IMAGE,), Batched(0)),
+        (lambda x: F.pixel_unshuffle(x, 2), (IMAGE,), Batched(0)),
+        (lambda x: x.roll((1, 2), (2, -1)), (IMAGE,), Batched(0)),
+        (lambda x: x.flip(1), (X,), Batched(0)),
+        (lambda x: F.grid_sample(x, x[:, :2, :4, :2], align_corners=False), (IMAGE,), Batched(0)),
         (lambda x: x.tril(), (X,), Batched(0)),
         (lambda i, w: F.embedding(i, w), (torch.zeros(4, 2, dtype=torch.int64), torch.randn(9, 6)), Batched(0)),
         (lambda i, w: w[i], (torch.zeros(4, 2, dtype=torch.int64), torch.randn(9, 6)), Batched(0)),
@@ -60,6 +67,11 @@ def test_the_batch_is_followed(function, tensors, expected):
         (lambda x: aten.bernoulli.default(x), (X,), "draws random numbers for the whole batch"),
         (lambda i, w: w[i], (torch.zeros(4, dtype=torch.int64), torch.randn(4, 6)), "picks entries out of the batch"),
         (lambda x: F.pad(x.transpose(0, 2), (1, 1)), (X,), "which is the batch"),
+        (lambda x: x.roll(1, 0), (X,), "which is the batch"),
+        (lambda x: x.roll(1), (X,), "which is the batch"),
+        (lambda x: F.interpolate(x.transpose(0, 2), scale_factor=2), (IMAGE,), "the batch in dimension 2"),
+        (lambda x: F.pixel_shuffle(x.transpose(0, 1), 2), (torch.randn(4, 3, 4, 4),), "the batch in dimension 1"),
+        (lambda x: F.grid_sample(x.transpose(0, 1), x[..., :2], align_corners=False), (torch.randn(4, 4, 6, 6),), "that lie differently"),
     ],
 )
 def test_what_mixes_samples_is_refused(function, tensors, reason):
@@ -74,6 +86,14 @@ def test_what_has_an_entry_for_each_sample_is_sliced():
     assert batch.rules[add].slices == {other: Batched(0)}
     _, rule = batch_of(lambda x, w: x + w, X, WEIGHT)
     assert rule.slices == {}
+
+
+def test_a_grid_that_all_samples_have_alike_is_sliced():
+    theta = lambda: torch.ones(4, 2, 3).sin()  # noqa: E731
+    grid = lambda: F.affine_grid(theta(), [4, 3, 2, 2], align_corners=False)  # noqa: E731
+    program = trace(lambda x: (F.grid_sample(x, grid(), align_corners=False),), IMAGE)
+    batch, sampled = find_batch(program), program.calls[-1]
+    assert batch.rules[sampled].slices == {sampled.args[1]: Batched(0)}
 
 
 def test_statistics_that_eval_mode_does_not_compute_are_not_followed():
