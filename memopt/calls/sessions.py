@@ -254,8 +254,7 @@ class Sessions(Mapping[Plan, Session]):
         if self.around.seen != before and self._over.latest is not None:
             self.look(*self._over.latest)
         elif self.around.seen != before:
-            for plan, session in self._sessions.items():
-                self._over.sees_ahead(session, self._seen(plan))
+            self._over.sees_ahead({session: self._seen(plan) for plan, session in self._sessions.items()})
         if new_step and not has_group():  # ranks plan the same
             due = self._over.due()
             for plan in [plan for plan, session in self._sessions.items() if session in due]:
@@ -285,8 +284,7 @@ class Sessions(Mapping[Plan, Session]):
             lets_go = bool(session.fallbacks.by_loss_alone.held)
             kept = functools.partial(kept_more, weakref.ref(session), calls)
             number, gradients = len(calls), functools.partial(gradients_of, model)
-            last = number >= session.calls
-            call = Ended(key, device, early, gradients, window, whole, lets_go, kept, number, last)
+            call = Ended(key, device, early, gradients, window, whole, lets_go, kept, number, number >= session.calls)
             self.around.ended(call, outputs, given, look)
             where = unseen(device) if session.budget is not None else ""
             if where:

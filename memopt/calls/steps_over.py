@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from memopt.budget import format_bytes
 from memopt.compilation.session import Session
@@ -43,11 +43,12 @@ class StepsOver:
         before = self._apart(BEFORE.ends(around), beside, session, before=True)
         around.saw_apart(before, self._apart(around.took_after(), beside, session))
 
-    def sees_ahead(self, session: Session, seen: Seen) -> None:
+    def sees_ahead(self, seen: Mapping[Session, Seen]) -> None:
         """The loop was seen to hold this before any call with gradients: what was planned ahead is planned anew."""
-        session.sees(seen)
-        if session.fallbacks.by_loss_alone.has_seen:
-            self._sessions.add(session)
+        for session, held in seen.items():
+            session.sees(held)
+            if session.fallbacks.by_loss_alone.has_seen:
+                self._sessions.add(session)
 
     def _apart(self, most: int, beside: int, session: Session | None, *, before: bool = False) -> int:
         """What of these bytes counts, where they are over the budget of the latest step; else 0.
