@@ -10,6 +10,7 @@ from tests.passes.build import trace
 aten = torch.ops.aten
 X = torch.randn(4, 3, 6)
 IMAGE = torch.randn(4, 3, 6, 6)
+SQUARE = torch.randn(4, 4, 6, 6)
 WEIGHT = torch.randn(3, 6)  # its first dimension is not the batch's
 
 
@@ -71,7 +72,7 @@ def test_the_batch_is_followed(function, tensors, expected):
         (lambda x: x.roll(1), (X,), "which is the batch"),
         (lambda x: F.interpolate(x.transpose(0, 2), scale_factor=2), (IMAGE,), "the batch in dimension 2"),
         (lambda x: F.pixel_shuffle(x.transpose(0, 1), 2), (torch.randn(4, 3, 4, 4),), "the batch in dimension 1"),
-        (lambda x: F.grid_sample(x.transpose(0, 1), x[..., :2], align_corners=False), (torch.randn(4, 4, 6, 6),), "that lie differently"),
+        (lambda x: F.grid_sample(x.transpose(0, 1), x[..., :2], align_corners=False), (SQUARE,), "lie differently"),
     ],
 )
 def test_what_mixes_samples_is_refused(function, tensors, reason):
