@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,8 +30,6 @@ from memopt.torch_compat.tracing_context import out_of_trace
 
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
-
-log = logging.getLogger("memopt")
 
 _WARM = 2
 _LEAST, _MOST, _SECONDS = 3, 50, 0.1  # runs that are timed: so many at least and at most, and for so long

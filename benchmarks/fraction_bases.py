@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from benchmarks.allocator_watch import preloaded
 from benchmarks.loops import LOOPS, STEPS, User
-from benchmarks.loops.user import BATCH, CLASSES, WIDTH, Net, adamw, loop, plain, stepped
+from benchmarks.loops.user import BATCH, CLASSES, WIDTH, Net, loop, plain, stepped
 from benchmarks.whole_loops import EFFORT, PATIENCE, apart, trained
 from memopt.solve import recompute
 
@@ -41,10 +41,8 @@ def few_classes(user: User) -> Iterator[None]:
 @loop
 def outputs_let_go(user: User) -> Iterator[None]:
     model = Net(classes=40)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         stepped(user, stepper, F.cross_entropy(call(x), y % 40))
         yield
 
@@ -61,10 +59,8 @@ def packed(user: User) -> Iterator[None]:
             return self.head(pad_packed_sequence(found, batch_first=True)[0])
 
     model = Packed()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         lengths = torch.arange(BATCH // 32, 0, -1).repeat_interleave(2)
         out = call(x.view(32, -1, WIDTH), lengths)
         stepped(user, stepper, F.cross_entropy(out.flatten(0, 1), y.view(32, -1)[:, : out.shape[1]].flatten()))
@@ -83,8 +79,7 @@ def tied(user: User) -> Iterator[None]:
             return self.net(self.embedding(y))
 
     model = Tied()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         _, y = user.data(number)
         stepped(user, stepper, F.cross_entropy(call(y), y.roll(1)))

@@ -14,7 +14,7 @@ from torch import fx
 from memopt.common.phases import phase
 from memopt.evidence import Evidence, EvidenceError, Verification, prove
 from memopt.graph.record import GraphRecord
-from memopt.graph.rewrite import Refused
+from memopt.graph.rewrite import Refused, forget_inplace
 from memopt.graph.snapshot import snapshot
 from memopt.graph.weights import versions
 from memopt.program import InputKind, Program, ProgramError
@@ -58,6 +58,17 @@ class PassResult:
     changes: tuple[Change, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     seconds: float | None = None
+
+    @classmethod
+    def of(
+        cls, program: Program, new: Program, changes: Iterable[Change], refusals: Iterable[Refusal] = ()
+    ) -> PassResult:
+        """Of a pass that was given `program` and has edited its copy `new`; without changes that is let go."""
+        changes = tuple(changes)
+        if changes:
+            forget_inplace(new.graph)
+            program = new.finish()
+        return cls(program, changes, tuple(refusals))
 
 
 class Pass(abc.ABC):

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from memopt.graph.rewrite import Refused, forget_inplace
+from memopt.graph.rewrite import Refused
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.patterns.ahead import find_ahead
 from memopt.patterns.column_padding import Aligned, turn_after_padding
@@ -142,10 +142,7 @@ class ChunkLoss(Pass):
                 refusals.append(Refusal(node.name, str(reason)))
             else:
                 changes.append(self._change(new, region, chunk))
-        if not changes:
-            return PassResult(program, (), tuple(refusals))
-        forget_inplace(new.graph)
-        return PassResult(new.finish(), tuple(changes), tuple(refusals))
+        return PassResult.of(program, new, changes, refusals)
 
     def _aligned(self, program: Program, region: RowRegion) -> RowRegion:
         """The region with matrix products whose operands and results have aligned rows."""

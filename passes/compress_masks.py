@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.graph.rewrite import erase_unused, forget_inplace, returned_storages, storages
+from memopt.graph.rewrite import erase_unused, returned_storages, storages
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import InputKind, Phase, Program, is_random
 
@@ -72,10 +72,7 @@ class CompressMasks(Pass):
                 changes.append(_save_bits(node, found))
             else:
                 changes.append(_save_comparison(node, found))
-        if not changes:
-            return PassResult(program, (), tuple(refusals))
-        forget_inplace(new.graph)
-        return PassResult(new.finish(), tuple(changes), tuple(refusals))
+        return PassResult.of(program, new, changes, refusals)
 
 
 def _backward_readers(program: Program) -> dict[int, set[fx.Node]]:

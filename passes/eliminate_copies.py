@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from memopt.graph.propagation import fake_mode
-from memopt.graph.rewrite import erase_unused, forget_inplace
+from memopt.graph.rewrite import erase_unused
 from memopt.memory.sharing import Sharing
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import Program
@@ -83,10 +83,7 @@ class EliminateCopies(Pass):
             new = new.finish()
         sweep = _Sweep(new)
         changes += sweep.drop_equal()
-        if not changes:
-            return PassResult(program, (), tuple(sweep.refusals))
-        forget_inplace(new.graph)
-        return PassResult(new.finish(), _settled(changes, new.graph), tuple(sweep.refusals))
+        return PassResult.of(program, new, _settled(changes, new.graph), sweep.refusals)
 
 
 class _Sweep:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.graph.rewrite import VIEWS, Refused, erase_unused, fake_value, forget_inplace
+from memopt.graph.rewrite import VIEWS, Refused, erase_unused, fake_value
 from memopt.pass_manager import Change, Pass, PassResult, Refusal, attempt_each
 from memopt.patterns.activations import spelling_of
 from memopt.patterns.clamps import bounds_of, changes_nothing
@@ -82,10 +82,7 @@ class FoldActivation(Pass):
         sweep(_shorten, new.calls)
         if self.engine:
             sweep(self._join, new.calls)
-        if not changes:
-            return PassResult(program, (), tuple(refusals))
-        forget_inplace(new.graph)
-        return PassResult(new.finish(), tuple(changes), tuple(refusals))
+        return PassResult.of(program, new, changes, refusals)
 
     def _join(self, program: Program, node: fx.Node) -> Change | None:
         """Case 3. Raises Refused before anything is edited."""

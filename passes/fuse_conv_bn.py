@@ -17,7 +17,6 @@ from memopt.graph.rewrite import (
     drop_unused_constants,
     erase_unused,
     fake_value,
-    forget_inplace,
 )
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.patterns.batch_norm import scale_and_shift
@@ -82,11 +81,8 @@ class FuseConvBn(Pass):
             return change
 
         changes, refusals = attempt_each(new.calls, fold)
-        if not changes:
-            return PassResult(program, (), tuple(refusals))
         new, _ = drop_unused_constants(new)
-        forget_inplace(new.graph)
-        return PassResult(new.finish(), tuple(changes), tuple(refusals))
+        return PassResult.of(program, new, changes, refusals)
 
 
 @dataclasses.dataclass(frozen=True)

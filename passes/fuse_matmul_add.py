@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.graph.rewrite import VIEWS, Refused, erase_unused, fake_value, forget_inplace, storages
+from memopt.graph.rewrite import VIEWS, Refused, erase_unused, fake_value, storages
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.program import Program
 
@@ -57,10 +57,7 @@ class FuseMatmulAdd(Pass):
             return None if match is None else _fuse(new, node, match, order)
 
         changes, refusals = attempt_each(new.calls, fuse)
-        if not changes:
-            return PassResult(program, (), tuple(refusals))
-        forget_inplace(new.graph)
-        return PassResult(new.finish(), tuple(changes), tuple(refusals))
+        return PassResult.of(program, new, changes, refusals)
 
 
 @dataclasses.dataclass(frozen=True)

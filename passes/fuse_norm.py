@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from memopt.graph.relayout import layout_is_unseen, replace_relaid
-from memopt.graph.rewrite import Refused, erase_unused, fake_value, forget_inplace
+from memopt.graph.rewrite import Refused, erase_unused, fake_value
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.patterns.elements import drop_metadata_checks, shape
 from memopt.patterns.norms import Norm, norm_of
@@ -55,10 +55,7 @@ class FuseNorm(Pass):
             return None if found is None else _fuse(new, found)
 
         changes, refusals = attempt_each(new.calls, fuse)
-        if not changes:
-            return PassResult(program, (), tuple(refusals))
-        forget_inplace(new.graph)
-        return PassResult(new.finish(), tuple(changes), tuple(refusals))
+        return PassResult.of(program, new, changes, refusals)
 
 
 def _fuse(program: Program, norm: Norm) -> Change:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.graph.rewrite import ALLOWANCE, forget_inplace, returned_storages, storages
+from memopt.graph.rewrite import ALLOWANCE, returned_storages, storages
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.program import Phase, Program, is_effectful, is_random
 
@@ -47,11 +47,7 @@ class MergeCommon(Pass):
         new = program.copy()
         merger = _Merger(new)
         merger.run()
-        refusals = tuple(merger.refusals[::-1])
-        if not merger.merged:
-            return PassResult(program, (), refusals)
-        forget_inplace(new.graph)
-        return PassResult(new.finish(), merger.changes(), refusals)
+        return PassResult.of(program, new, merger.changes(), merger.refusals[::-1])
 
 
 class _Merger:

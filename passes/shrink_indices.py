@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.graph.rewrite import VIEWS, Builder, Refused, erase_unused, forget_inplace
+from memopt.graph.rewrite import VIEWS, Builder, Refused, erase_unused
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.program import Phase, Program
 
@@ -64,10 +64,7 @@ class ShrinkIndices(Pass):
             return None
 
         changes, refusals = attempt_each(new.calls, shrink)
-        if not changes:
-            return PassResult(program, (), tuple(refusals))
-        forget_inplace(new.graph)
-        return PassResult(new.finish(), tuple(changes), tuple(refusals))
+        return PassResult.of(program, new, changes, refusals)
 
 
 @dataclasses.dataclass(frozen=True)

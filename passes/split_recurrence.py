@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from memopt.graph.rewrite import Refused, forget_inplace
+from memopt.graph.rewrite import Refused
 from memopt.memory.cost.scratch import workspace_bytes
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
@@ -78,10 +78,7 @@ class SplitRecurrence(Pass):
             return self._split(node, least) if node.target is RECURRENT_BACKWARD else None
 
         changes, refusals = attempt_each(new.calls, split)
-        if not changes:
-            return PassResult(program, (), tuple(refusals))
-        forget_inplace(new.graph)
-        return PassResult(new.finish(), tuple(changes), tuple(refusals))
+        return PassResult.of(program, new, changes, refusals)
 
     def _split(self, node: fx.Node, least: float) -> Change:
         layer = _layer_of(node)

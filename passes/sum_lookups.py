@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from memopt.graph.rewrite import Builder, Refused, erase_unused, forget_inplace
+from memopt.graph.rewrite import Builder, Refused, erase_unused
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.program import Program
 
@@ -55,10 +55,7 @@ class SumLookups(Pass):
             return PassResult(program)
         new = program.copy()
         changes, refusals = attempt_each(new.calls, lambda node: _summed(new, node))
-        if not changes:
-            return PassResult(program, (), tuple(refusals))
-        forget_inplace(new.graph)
-        return PassResult(new.finish(), tuple(changes), tuple(refusals))
+        return PassResult.of(program, new, changes, refusals)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import fx
 
-from memopt.graph.rewrite import erase_unused, fake_value, forget_inplace
+from memopt.graph.rewrite import erase_unused, fake_value
 from memopt.pass_manager import Change, Pass, PassResult, attempt_each
 from memopt.patterns.column_padding import pads_of
 from memopt.patterns.rows import PRODUCTS
@@ -49,10 +49,7 @@ class UnpadProducts(Pass):
         changes, _ = attempt_each(
             [node for node in new.calls if node.target in PRODUCTS], lambda node: _unpad(new, node)
         )
-        if not changes:
-            return PassResult(program)
-        forget_inplace(new.graph)
-        return PassResult(new.finish(), tuple(changes))
+        return PassResult.of(program, new, changes)
 
 
 def _unpad(program: Program, node: fx.Node) -> Change | None:

@@ -66,6 +66,14 @@ def own_patch() -> Iterator[pytest.MonkeyPatch]:
 
 
 @pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing is compiled before a test or after it."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that count compilations: nothing that another one has made is found."""
     monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))

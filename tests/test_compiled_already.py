@@ -15,12 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import memopt
 
 # torch imports parts of its own with warnings when forward mode is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
+    pytest.mark.usefixtures("fresh_dynamo"),
+]
 
 
 def net():

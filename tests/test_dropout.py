@@ -7,10 +7,7 @@ from torch import nn
 
 import memopt
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Attention(nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,14 +14,10 @@ import memopt
 from memopt import entry
 from memopt.entry import torch_compile_backend
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
 X = torch.linspace(-1, 1, 6 * 8).reshape(6, 8)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def model() -> nn.Module:

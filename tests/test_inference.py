@@ -11,10 +11,7 @@ import memopt
 from memopt.compilation.session import Session
 from tests.end_to_end import build, cases, in_dtype, resident_bytes
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def floats(out):

@@ -12,10 +12,7 @@ from torch import nn
 import memopt
 from memopt.capture.export import CaptureError
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Encoder(nn.Module):

@@ -13,10 +13,7 @@ from torch import nn
 import memopt
 from memopt.backends.inductor import missing_compiler
 
-
-@pytest.fixture(autouse=True)
-def _anew():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Model(nn.Module):

@@ -7,10 +7,7 @@ import memopt
 from tests.end_to_end import build, step
 from tests.test_surface import Small, X, compiled, gradients_of
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 @pytest.mark.parametrize(

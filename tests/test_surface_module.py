@@ -11,10 +11,7 @@ import memopt
 from tests.end_to_end import build, step
 from tests.test_surface import Counting, Small, X, compiled, gradients_of
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def test_parameters_and_names_are_the_model_s():

@@ -20,6 +20,9 @@ from tests.end_to_end import (
     true_step,
 )
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
 # 0: 2 % above the least that the planner reports; 1: what the model takes without a plan.
 SHARES = (None, 0.0, 0.5)
 # One of each kind: convolutions with and without skips across, a vision transformer, decoders of both spellings, an
@@ -31,11 +34,6 @@ STEPS = [
     for name in (*FAMILIES, *HUGGING_FACE, *OTHERS)
     for share in SHARES
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
 
 
 def assert_equal_steps(model, inputs, compiled):

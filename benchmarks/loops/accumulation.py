@@ -66,8 +66,7 @@ def never_zeroed(user: User) -> Iterator[None]:
 @loop
 def two_losses_in_turn(user: User) -> Iterator[None]:
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         stepper.zero_grad()
         for part in range(2):

@@ -20,10 +20,8 @@ def wide() -> nn.Module:
 def then(user: User, after: Callable[..., object], model: nn.Module | None = None) -> Iterator[None]:
     """A usual loop, and what runs behind its backward, with the model, outputs, a batch and its labels."""
     model = Net() if model is None else model
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         out = call(x)
         loss = entropy(out, x, y)
         stepper.zero_grad()
@@ -110,8 +108,7 @@ def noise_of_gradients(user: User) -> Iterator[None]:
 def validation_behind(user: User) -> Iterator[None]:
     """The compiled model itself, without gradients, on a larger batch before its step."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number)
         loss = entropy(call(x), x, y)

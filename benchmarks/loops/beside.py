@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.loops.user import BATCH, CLASSES, STEPS, WIDTH, Net, User, adamw, entropy, loop
+from benchmarks.loops.user import BATCH, CLASSES, STEPS, WIDTH, Net, User, entropy, loop
 
 
 class Wide(nn.Module):
@@ -28,10 +28,8 @@ class Wide(nn.Module):
 def frozen_teacher(user: User) -> Iterator[None]:
     teacher = Wide().requires_grad_(False)
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         with torch.no_grad():
             target = teacher(x).softmax(-1)
         out = call(x)
@@ -45,11 +43,9 @@ def frozen_teacher(user: User) -> Iterator[None]:
 @loop
 def average_of_wide(user: User) -> Iterator[None]:
     model = Wide()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     mean: dict[str, torch.Tensor] = {}
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         stepper.zero_grad()
         entropy(call(x), x, y).backward()
         stepper.step()
@@ -63,8 +59,7 @@ def average_of_wide(user: User) -> Iterator[None]:
 def momentum_encoder_and_queue(user: User) -> Iterator[None]:
     model = Net(classes=WIDTH)
     keys, queue = copy.deepcopy(model).requires_grad_(False), F.normalize(torch.randn(4096, WIDTH), dim=-1)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, _ = user.data(number)
         with torch.no_grad():
@@ -85,8 +80,7 @@ def momentum_encoder_and_queue(user: User) -> Iterator[None]:
 def cached_data(user: User) -> Iterator[None]:
     x, y = user.data(0, 16 * BATCH)
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         rows = torch.arange(number * BATCH, (number + 1) * BATCH)
         stepper.zero_grad()
@@ -100,8 +94,7 @@ def sharpness_aware(user: User) -> Iterator[None]:
     model = Wide()
     stepper = torch.optim.SGD(model.parameters(), 0.1)
     call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         entropy(call(x), x, y).backward()
         with torch.no_grad():
             moves = [0.05 * each.grad for each in model.parameters() if each.grad is not None]
@@ -122,8 +115,7 @@ def closure(user: User) -> Iterator[None]:
     model = Net()
     stepper = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=3)
     call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
 
         def again(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
             stepper.zero_grad()
@@ -138,10 +130,8 @@ def closure(user: User) -> Iterator[None]:
 @loop
 def retained_twice(user: User) -> Iterator[None]:
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         stepper.zero_grad()
         out = call(x)
         entropy(out, x, y).backward(retain_graph=True)
@@ -154,11 +144,9 @@ def retained_twice(user: User) -> Iterator[None]:
 @loop
 def grows_by_a_batch_a_step(user: User) -> Iterator[None]:
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     replayed: list[torch.Tensor] = []
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         stepper.zero_grad()
         entropy(call(x), x, y).backward()
         stepper.step()
@@ -171,8 +159,7 @@ def eager_encoder(user: User) -> Iterator[None]:
     encoder, model = Net(classes=WIDTH), Net()
     stepper = torch.optim.AdamW([*encoder.parameters(), *model.parameters()], 1e-3)
     call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         stepper.zero_grad()
         entropy(call(encoder(x)), x, y).backward()
         stepper.step()
@@ -184,8 +171,7 @@ def eager_head(user: User) -> Iterator[None]:
     model, head = Net(classes=WIDTH), Wide()
     stepper = torch.optim.AdamW([*head.parameters(), *model.parameters()], 1e-3)
     call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         stepper.zero_grad()
         entropy(head(call(x)), x, y).backward()
         stepper.step()
@@ -195,11 +181,9 @@ def eager_head(user: User) -> Iterator[None]:
 @loop
 def functional_teacher(user: User) -> Iterator[None]:
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     mean = {name: value.detach().clone() for name, value in model.named_parameters()}
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         with torch.no_grad():
             target = torch.func.functional_call(model, mean, (x,)).softmax(-1)
         out = call(x)

@@ -27,8 +27,7 @@ class Recurrent(nn.Module):
 @loop
 def truncated_backward(user: User) -> Iterator[None]:
     model = Recurrent()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS // 3):
         x, y = user.data(number, 3 * BATCH)
         x, y, state = x.view(32, -1, WIDTH), y.view(32, -1), None
@@ -43,8 +42,7 @@ def truncated_backward(user: User) -> Iterator[None]:
 def smaller_last_group(user: User) -> Iterator[None]:
     """Gradients of three batches are added up, of an epoch of seven: the last group is of one."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         parts = 1 if number % 3 == 2 else 3
         for part in range(parts):
@@ -61,8 +59,7 @@ def smaller_last_group(user: User) -> Iterator[None]:
 @loop
 def smaller_last_batch(user: User) -> Iterator[None]:
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     set_of = torch.utils.data.TensorDataset(*user.data(0, 3 * BATCH + BATCH // 3))
     loader = torch.utils.data.DataLoader(set_of, BATCH, shuffle=True, generator=torch.Generator().manual_seed(0))
     for _ in range(STEPS // 4):
@@ -74,8 +71,7 @@ def smaller_last_batch(user: User) -> Iterator[None]:
 @loop
 def evaluation_now_and_then(user: User) -> Iterator[None]:
     model = Net(dropout=0.1)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number)
         torch.manual_seed(number)
@@ -93,10 +89,8 @@ def evaluation_now_and_then(user: User) -> Iterator[None]:
 @loop
 def list_of_losses(user: User) -> Iterator[None]:
     model = Net(4)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         losses = [entropy(out, x, (y + shift) % CLASSES) for shift, out in enumerate(call(x))]
         stepped(user, stepper, torch.stack(losses).sum())
         yield
@@ -107,8 +101,7 @@ def unfreezes(user: User) -> Iterator[None]:
     """A curriculum: the head first, then half of the body, then all of it."""
     model = Net()
     model.body.requires_grad_(False)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         if number == 4:
             for layer in model.body[DEPTH // 2 :]:
@@ -144,8 +137,7 @@ def warms_up(user: User) -> Iterator[None]:
         stepper, [rates.LinearLR(stepper, 0.1, total_iters=4), rates.CosineAnnealingLR(stepper, 8)], [4]
     )
     call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         stepped(user, stepper, entropy(call(x), x, y))
         schedule.step()
         yield
@@ -154,8 +146,7 @@ def warms_up(user: User) -> Iterator[None]:
 @loop
 def saves_and_loads(user: User) -> Iterator[None]:
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     stored = io.BytesIO()
     for number in range(STEPS):
         if number == 5:
@@ -175,8 +166,7 @@ def saves_and_loads(user: User) -> Iterator[None]:
 def errors_in_steps(user: User) -> Iterator[None]:
     """One in the model's call, one in the loss, one in backward: the loop skips the batch."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
 
     def fails(_: Any) -> None:
         raise ValueError("a batch is bad")
@@ -209,10 +199,8 @@ def hooks_log(user: User) -> Iterator[None]:
 
     for name in ("body.1", "body.5"):
         model.get_submodule(name).register_forward_hook(hook(name))
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         stepped(user, stepper, entropy(call(x), x, y))
         user.note(sum(value.mean() for value in logged.values()))
         yield
@@ -231,8 +219,7 @@ class Tasks(nn.Module):
 @loop
 def head_by_batch(user: User) -> Iterator[None]:
     model = Tasks()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number)
         stepped(user, stepper, entropy(call(x, "abc"[number % 3]), x, y))
@@ -243,8 +230,7 @@ def head_by_batch(user: User) -> Iterator[None]:
 def average_from_the_middle(user: User) -> Iterator[None]:
     """Stochastic weight averaging from the sixth step on, and an evaluation of the average."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     mean: Any = None
     for number in range(STEPS):
         x, y = user.data(number)
@@ -262,8 +248,7 @@ def average_from_the_middle(user: User) -> Iterator[None]:
 def copy_evaluated(user: User) -> Iterator[None]:
     """Now and then a copy of the model is evaluated, and kept if it is the best."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     best: Any = None
     for number in range(STEPS):
         x, y = user.data(number)
@@ -279,8 +264,7 @@ def scaler_and_autocast(user: User) -> Iterator[None]:
     model = Net()
     stepper, scaler = adamw(model), torch.amp.GradScaler("cpu", init_scale=2.0**10)
     call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         with torch.autocast("cpu", torch.bfloat16):
             loss = entropy(call(x).float(), x, y)
         stepper.zero_grad()
@@ -297,8 +281,7 @@ def scaler_and_autocast(user: User) -> Iterator[None]:
 def two_passes(user: User) -> Iterator[None]:
     """R-Drop: the same batch twice through dropout, and the distance of both."""
     model = Net(dropout=0.1)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number)
         torch.manual_seed(number)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.loops.user import BATCH, STEPS, WIDTH, Net, User, adamw, loop, stepped
+from benchmarks.loops.user import BATCH, STEPS, WIDTH, Net, User, loop, stepped
 
 
 class Encoder(nn.Module):
@@ -54,8 +54,7 @@ def moco(user: User) -> Iterator[None]:
 @loop
 def gathered_queue(user: User) -> Iterator[None]:
     model = Encoder()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     gathered: list[torch.Tensor] = []
     for number in range(STEPS):
         x, _ = user.data(number)
@@ -73,8 +72,7 @@ def gathered_queue(user: User) -> Iterator[None]:
 @loop
 def siamese(user: User) -> Iterator[None]:
     model = Encoder()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         (x, y), (other, label) = user.data(2 * number), user.data(2 * number + 1)
         distance = F.pairwise_distance(call(x), call(other))
@@ -87,8 +85,7 @@ def siamese(user: User) -> Iterator[None]:
 @loop
 def triplet(user: User) -> Iterator[None]:
     model = Encoder()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         anchor, positive, negative = (call(user.data(3 * number + part)[0]) for part in range(3))
         loss = F.triplet_margin_loss(anchor, positive, negative)
@@ -100,8 +97,7 @@ def triplet(user: User) -> Iterator[None]:
 def byol(user: User) -> Iterator[None]:
     model = Encoder()
     target = copy.deepcopy(model).requires_grad_(False)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         one, two = user.data(2 * number)[0], user.data(2 * number + 1)[0]
         with torch.no_grad():
@@ -120,10 +116,8 @@ def byol(user: User) -> Iterator[None]:
 @loop
 def distillation_of_features(user: User) -> Iterator[None]:
     teacher, model = Net(2).requires_grad_(False).eval(), Net(2)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         with torch.no_grad():
             logits, features = teacher(x)
         out, own = call(x)
@@ -138,8 +132,7 @@ def large_teacher(user: User) -> Iterator[None]:
     teacher = nn.Sequential(nn.Linear(WIDTH, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 96))
     teacher.requires_grad_(False)
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, _ = user.data(number, 2 * BATCH)
         with torch.no_grad():

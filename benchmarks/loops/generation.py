@@ -92,8 +92,7 @@ class Denoiser(nn.Module):
 @loop
 def ddpm(user: User) -> Iterator[None]:
     model = Denoiser()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     kept = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 100), 0)
     mean = {name: value.detach().clone() for name, value in model.state_dict().items()}
     for number in range(STEPS):
@@ -139,8 +138,7 @@ class Masked(nn.Module):
 @loop
 def masked_autoencoder(user: User) -> Iterator[None]:
     model = Masked()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x = user.data(number)[0].view(BATCH // 16, 16, WIDTH)
         order = torch.rand(len(x), 16, generator=torch.Generator().manual_seed(number)).argsort(1)

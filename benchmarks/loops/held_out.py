@@ -19,7 +19,6 @@ from benchmarks.loops.user import (
     WIDTH,
     Net,
     User,
-    adamw,
     by_closures,
     entropy,
     loop,
@@ -31,10 +30,8 @@ from benchmarks.loops.user import (
 def two_teachers(user: User) -> Iterator[None]:
     """Distillation from the mean of two teachers that nobody compiles, beside the labels."""
     model, teachers = Net(), [Net().eval().requires_grad_(False) for _ in range(2)]
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         with torch.no_grad():
             aim = sum(teacher(x).softmax(-1) for teacher in teachers) / 2
         out = call(x)
@@ -47,8 +44,7 @@ def two_teachers(user: User) -> Iterator[None]:
 def memory_bank(user: User) -> Iterator[None]:
     """Contrast with a ring of features of earlier batches, written in place."""
     model = Net(classes=32)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     bank, place = F.normalize(torch.randn(2048, 32, generator=torch.Generator().manual_seed(1)), dim=-1), 0
     for number in range(STEPS):
         x, _ = user.data(number, 256)
@@ -64,8 +60,7 @@ def memory_bank(user: User) -> Iterator[None]:
 def penalty_on_inputs(user: User) -> Iterator[None]:
     """A penalty on the inputs' gradients, of the model itself: the loss of the compiled one comes beside it."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number, 128)
         leaf = x.clone().requires_grad_(True)
@@ -78,8 +73,7 @@ def penalty_on_inputs(user: User) -> Iterator[None]:
 def mixup(user: User) -> Iterator[None]:
     """A call on the batch, and one on its mixture with itself."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number, 256)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(number))
@@ -106,8 +100,7 @@ class Picture(nn.Module):
 def changing_resolution(user: User) -> Iterator[None]:
     """The largest pictures first, then smaller ones in turn."""
     model = Picture()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         side = (24, 16, 20)[number % 3]
         x = torch.randn(8, 3, side, side, generator=torch.Generator().manual_seed(number))
@@ -120,8 +113,7 @@ def average_evaluated_now_and_then(user: User) -> Iterator[None]:
     """An average of weights, which evaluates a larger batch in every fourth step."""
     model = Net()
     mean = copy.deepcopy(model).requires_grad_(False).eval()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number)
         stepped(user, stepper, entropy(call(x), x, y))
@@ -136,11 +128,9 @@ def average_evaluated_now_and_then(user: User) -> Iterator[None]:
 def surgery_by_grad(user: User) -> Iterator[None]:
     """Gradients of two tasks of one call by `autograd.grad`, which are then projected and set."""
     model = Net(2)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     weights = list(model.parameters())
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         one, two = call(x)
         losses = F.cross_entropy(one, y), F.cross_entropy(two, (y + 1) % CLASSES)
         first = torch.autograd.grad(losses[0], weights, retain_graph=True, allow_unused=True)
@@ -169,8 +159,7 @@ class Reader(nn.Module):
 def carried_state(user: User) -> Iterator[None]:
     """Truncated backward: the state goes from step to step, detached."""
     model = Reader()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     state = torch.zeros(1, 16, 48)
     for number in range(STEPS):
         x, y = user.data(number, 256)
@@ -213,10 +202,8 @@ def closure_of_sgd(user: User) -> Iterator[None]:
 def two_pass_sharpness(user: User) -> Iterator[None]:
     """SAM: weights go up their gradient, a second pass there, and back again before the step."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         loss = entropy(call(x), x, y)
         loss.backward()
         with torch.no_grad():
@@ -261,10 +248,8 @@ class HalfCheckpointed(Net):
 @loop
 def half_checkpointed(user: User) -> Iterator[None]:
     model = HalfCheckpointed()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         stepped(user, stepper, entropy(call(x), x, y))
         yield
 
@@ -276,8 +261,7 @@ def activations_logged(user: User) -> Iterator[None]:
     kept: dict[int, torch.Tensor] = {}
     for number in (2, 5):
         model.body[number].register_forward_hook(lambda _, __, out, number=number: kept.update({number: out.detach()}))
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number)
         stepped(user, stepper, entropy(call(x), x, y))
@@ -303,8 +287,7 @@ def losses_of_middle_layers(user: User) -> Iterator[None]:
     user.models.append(heads)
     stepper = torch.optim.AdamW([*model.parameters(), *heads.parameters()], 1e-3)
     call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         out, middle = call(x)
         aside = sum(F.cross_entropy(head(each), y % 16) for head, each in zip(heads, middle, strict=True))
         stepped(user, stepper, F.cross_entropy(out, y) + 0.3 * aside)
@@ -315,8 +298,7 @@ def losses_of_middle_layers(user: User) -> Iterator[None]:
 def unfreezes_one_by_one(user: User) -> Iterator[None]:
     """All layers are trained in the first steps, then only the head and a layer, and one more later."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         for place, layer in enumerate(model.body):
             layer.requires_grad_(number < 3 or place >= DEPTH - min(number // 3, 2))
@@ -329,10 +311,8 @@ def unfreezes_one_by_one(user: User) -> Iterator[None]:
 def scaled_half(user: User) -> Iterator[None]:
     """Autocast to bfloat16 with gradients scaled, clipped, and unscaled by hand."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         with torch.autocast("cpu", torch.bfloat16):
             loss = entropy(call(x), x, y)
         stepper.zero_grad()

@@ -19,8 +19,7 @@ def cell_over_time(user: User) -> Iterator[None]:
     user.models.append(head)
     stepper = torch.optim.AdamW([*cell.parameters(), *head.parameters()], 1e-3)
     call = user.compile(cell, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         h = torch.zeros(len(x), 64)
         for part in range(6):
             h = call(x.roll(part, 1), h)
@@ -35,8 +34,7 @@ def recurrent_net(user: User) -> Iterator[None]:
     user.models.append(head)
     stepper = torch.optim.AdamW([*model.parameters(), *head.parameters()], 1e-3)
     call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         h = x
         for _ in range(4):
             h = x + call(h).tanh()
@@ -48,8 +46,7 @@ def recurrent_net(user: User) -> Iterator[None]:
 def matching(user: User) -> Iterator[None]:
     """Two calls, and all pairs' similarities both ways."""
     model = Encoder()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         one, two = user.data(2 * number)[0], user.data(2 * number + 1)[0]
         a, b = call(one), call(two)
@@ -139,8 +136,7 @@ def part_before_the_model(user: User) -> Iterator[None]:
     user.models.append(encoder)
     stepper = torch.optim.AdamW([*encoder.parameters(), *model.parameters()], 1e-3)
     call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         stepped(user, stepper, entropy(call(encoder(x).tanh()), x, y))
         yield
 
@@ -149,8 +145,7 @@ def part_before_the_model(user: User) -> Iterator[None]:
 def derivatives_of_derivatives(user: User) -> Iterator[None]:
     """Two inner steps on weights of their own, by derivatives of derivatives, then the outer one."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         (x, y), (other, label) = user.data(2 * number), user.data(2 * number + 1)
         weights = dict(model.named_parameters())
@@ -169,10 +164,8 @@ def derivatives_of_derivatives(user: User) -> Iterator[None]:
 def two_heads_two_backwards(user: User) -> Iterator[None]:
     """Two tasks, each with a backward of its own through the shared body."""
     model = Net(2)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         one, two = call(x)
         stepper.zero_grad()
         F.cross_entropy(one, y).backward(retain_graph=True)
@@ -185,10 +178,8 @@ def two_heads_two_backwards(user: User) -> Iterator[None]:
 def tasks_with_calls_of_their_own(user: User) -> Iterator[None]:
     """Gradients of two tasks are projected on each other before the step."""
     model = Net(2)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         slopes = []
         for task in range(2):
             stepper.zero_grad()
@@ -267,8 +258,7 @@ class Routed(nn.Module):
 @loop
 def routed_experts(user: User) -> Iterator[None]:
     model = Routed()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number, 2 * BATCH)
         stepped(user, stepper, entropy(call(x), x, y))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.loops.user import CLASSES, STEPS, Net, User, adamw, entropy, loop, plain
+from benchmarks.loops.user import CLASSES, Net, User, entropy, loop, plain
 
 
 @loop
@@ -148,10 +148,8 @@ def loss_inside(user: User) -> Iterator[None]:
 @loop
 def two_backwards(user: User) -> Iterator[None]:
     model = Net(2)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         stepper.zero_grad()
         first, second = call(x)
         entropy(first, x, y).backward(retain_graph=True)
@@ -164,8 +162,7 @@ def two_backwards(user: User) -> Iterator[None]:
 def gradients_by_hand(user: User) -> Iterator[None]:
     model = Net()
     call, parameters = user.compile(model), list(model.parameters())
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         found = torch.autograd.grad(entropy(call(x), x, y), parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, found, strict=True):

@@ -58,8 +58,7 @@ def clipped_by_tensor_hooks(user: User) -> Iterator[None]:
     model = WithLoss()
     for p in model.parameters():
         p.register_hook(lambda g: g.clamp(-0.01, 0.01))
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number)
         stepper.zero_grad(set_to_none=False)
@@ -76,8 +75,7 @@ def clipped_by_tensor_hooks(user: User) -> Iterator[None]:
 def sharpness_of_parts(user: User) -> Iterator[None]:
     """Sharpness-aware steps, each of whose two gradients comes of two batches."""
     model = WithLoss()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         for part in range(2):
             (call(*user.data(10 * number + part)).loss / 2).backward()
@@ -113,8 +111,7 @@ def lbfgs_of_a_head(user: User) -> Iterator[None]:
     model.body.requires_grad_(False)
     stepper = torch.optim.LBFGS(model.heads.parameters(), 0.1, max_iter=3, line_search_fn="strong_wolfe")
     call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
 
         def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
             stepper.zero_grad()
@@ -142,10 +139,8 @@ class Cell(nn.Module):
 def cell_with_losses(user: User) -> Iterator[None]:
     """A cell over time: every call's loss and state are used, the last one's loss alone."""
     model = Cell()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         h, total = torch.zeros(len(x), 64), torch.zeros(())
         for part in range(3):
             out = call(x.roll(part, 1), h, y)
@@ -161,8 +156,7 @@ def distilled_by_loss_alone(user: User) -> Iterator[None]:
     student, teacher = WithLoss(), Net(2).eval().requires_grad_(False)
     stepper = adamw(student)
     call, ask = user.compile([student, teacher], stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         with torch.no_grad():
             other = ask(x)[0]
         loss = call(x, y, other).loss
@@ -177,8 +171,7 @@ def distilled_by_loss_alone(user: User) -> Iterator[None]:
 def saliency_now_and_then(user: User) -> Iterator[None]:
     """Every third step also asks for the gradient of the input, and keeps the graph for that."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number)
         x.requires_grad_(number % 3 == 2)
@@ -194,10 +187,8 @@ def saliency_now_and_then(user: User) -> Iterator[None]:
 def metrics_after_the_step(user: User) -> Iterator[None]:
     """The logits that came with the loss are looked at when the optimizer has stepped."""
     model = WithLoss()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         out = call(x, y)
         stepper.zero_grad()
         out.loss.backward()
@@ -210,8 +201,7 @@ def metrics_after_the_step(user: User) -> Iterator[None]:
 def steps_left_out(user: User) -> Iterator[None]:
     """A batch whose loss is odd is left out: its graph is never gone backward through."""
     model = WithLoss()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number)
         loss = call(x, y).loss
@@ -254,8 +244,7 @@ def resumes(user: User) -> Iterator[None]:
 def evaluates_larger_batches(user: User) -> Iterator[None]:
     """Training takes losses alone, evaluation of batches twice as large takes logits alone."""
     model = WithLoss(dropout=0.1)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number)
         by_its_loss(user, call, stepper, x, y)
@@ -272,8 +261,7 @@ def evaluates_larger_batches(user: User) -> Iterator[None]:
 def accumulates_lengths(user: User) -> Iterator[None]:
     """Micro-batches of several sizes, weighted by how many rows they have; gradients are clipped."""
     model = WithLoss()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         sizes = [BATCH, BATCH // 2, BATCH // 4]
         for part, size in enumerate(sizes):

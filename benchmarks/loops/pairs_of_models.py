@@ -31,10 +31,8 @@ class Aside(WithLoss):
 @loop
 def eager_part_and_loss_alone(user: User) -> Iterator[None]:
     model = Aside()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         by_its_loss(user, call, stepper, x, y)
         yield
 
@@ -84,8 +82,7 @@ def encoder_trained_in_turn(user: User) -> Iterator[None]:
 def hard_examples(user: User) -> Iterator[None]:
     """A batch twice as large is looked at without gradients; the half that is hardest is trained."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number, 2 * BATCH)
         with torch.no_grad():
@@ -98,8 +95,7 @@ def hard_examples(user: User) -> Iterator[None]:
 def pseudo_labels(user: User) -> Iterator[None]:
     """The model itself labels a batch in eval mode, and learns of that in training mode."""
     model = WithLoss(dropout=0.1)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number)
         other = user.data(100 + number)[0]
@@ -116,8 +112,7 @@ def pseudo_labels(user: User) -> Iterator[None]:
 def episodes(user: User) -> Iterator[None]:
     """Log-probabilities of four calls are kept in a list, weighted, and gone backward through at once."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         logs, rewards = [], []
         for part in range(4):
@@ -145,8 +140,7 @@ class Embedded(nn.Module):
 def adversarial_words(user: User) -> Iterator[None]:
     """FGM: words are moved along their gradient, a second loss is gone backward through, and they are put back."""
     model = Embedded()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         _, y = user.data(number)
         ids = user.data(100 + number)[1]
@@ -168,8 +162,7 @@ def adversarial_words(user: User) -> Iterator[None]:
 def cached_representations(user: User) -> Iterator[None]:
     """GradCache: all parts are encoded without gradients; each again, against the gradients of their loss."""
     model = Net(classes=WIDTH)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         parts = [user.data(10 * number + part, BATCH // 2)[0] for part in range(4)]
         with torch.no_grad():
@@ -230,8 +223,7 @@ def learned_weights_of_losses(user: User) -> Iterator[None]:
 def statistics_frozen(user: User) -> Iterator[None]:
     """Batch norms stay in eval mode from the fourth step on, while a copy is evaluated."""
     model = nn.Sequential(nn.Linear(WIDTH, 64), nn.BatchNorm1d(64), nn.GELU(), Net2(64))
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         call.train()
         if number >= 4:

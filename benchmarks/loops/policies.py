@@ -17,8 +17,7 @@ def replay_buffer(user: User) -> Iterator[None]:
     """Deep Q learning: the buffer grows by a batch a step, and a target network is copied now and then."""
     model = Net(classes=8)
     target = copy.deepcopy(model).requires_grad_(False)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     states, rewards = list[torch.Tensor](), list[torch.Tensor]()
     for number in range(STEPS):
         x, y = user.data(number, BATCH // 4)
@@ -46,8 +45,7 @@ def replay_buffer(user: User) -> Iterator[None]:
 def ppo(user: User) -> Iterator[None]:
     """A rollout without gradients, and several epochs over it with the ratio to its probabilities."""
     model = Net(2, classes=16)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         x, y = user.data(number, 2 * BATCH)
         with torch.no_grad():
@@ -78,8 +76,7 @@ def actor_and_critic(user: User) -> Iterator[None]:
     actor, critic = Net(classes=8), Net(classes=1)
     steppers = [adamw(actor), adamw(critic)]
     act, judge = user.compile([actor, critic], steppers)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         value = judge(x).squeeze(-1)
         gain = y.float() / 50 - value
         logs = act(x).log_softmax(-1).gather(1, (y % 8)[:, None]).squeeze(1)

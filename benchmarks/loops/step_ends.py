@@ -58,8 +58,7 @@ def gradient_scaler(user: User) -> Iterator[None]:
     model = Net()
     stepper, scaler = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), torch.amp.GradScaler("cpu")
     call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         loss = entropy(call(x), x, y)
         stepper.zero_grad()
         scaler.scale(loss).backward()
@@ -105,8 +104,7 @@ def averaged_model(user: User) -> Iterator[None]:
 @loop
 def evaluation_between(user: User) -> Iterator[None]:
     model = Net(dropout=0.1)
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         call.train()
         x, y = user.data(number)
@@ -125,8 +123,7 @@ def adversarial_pair(user: User) -> Iterator[None]:
     model = Net()
     stepper = torch.optim.SGD(model.parameters(), 0.1)
     call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
         entropy(call(x), x, y).backward()
         before = [parameter.detach().clone() for parameter in model.parameters()]
         with torch.no_grad():

@@ -51,6 +51,15 @@ class User:
         x = torch.randn(size, WIDTH, generator=generator)
         return x, torch.randint(0, CLASSES, (size,), generator=generator)
 
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The data of each step."""
+        return map(self.data, range(STEPS))
+
+    def with_adamw(self, model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+        """AdamW of a model, and the model's stand-in, which is told of it."""
+        stepper = adamw(model)
+        return stepper, self.compile(model, stepper)
+
     @property
     def said(self) -> bool:
         return any("over its budget" in note for item in self.compiled for note in item.report.notes)
@@ -92,8 +101,7 @@ def stepped(user: User, stepper: torch.optim.Optimizer, loss: torch.Tensor) -> N
 def by_closures(user: User, model: nn.Module, stepper: torch.optim.Optimizer) -> Iterator[None]:
     """Steps of an optimizer that is given a closure, whose loss the loop reads."""
     call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    for x, y in user.batches():
 
         def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
             stepper.zero_grad()

@@ -247,10 +247,8 @@ def vectors(user: User) -> Iterator[None]:
 def datas(user: User) -> Iterator[None]:
     """Weights are set by `data`: rounded ones for the call, the exact ones for the step."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
-    for number in range(STEPS):
-        x, y = user.data(number)
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
         exact = [parameter.data for parameter in model.parameters()]
         for parameter in model.parameters():
             parameter.data = (parameter.data * 64).round() / 64
@@ -281,8 +279,7 @@ def quantizes(user: User) -> Iterator[None]:
 def functional_steps(user: User) -> Iterator[None]:
     """First-order MAML: a step on weights of its own for each task, whose gradients there are the model's."""
     model = Net()
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     for number in range(STEPS):
         stepper.zero_grad()
         for task in range(2):
@@ -309,8 +306,7 @@ def ensembles(user: User) -> Iterator[None]:
     """Several models as one by `vmap` of `torch.func.grad`, which the original model goes through, beside its steps."""
     model = Net()
     model.checkpointed = False  # nothing of that within `vmap`
-    stepper = adamw(model)
-    call = user.compile(model, stepper)
+    stepper, call = user.with_adamw(model)
     weights, buffers = torch.func.stack_module_state([model, copy.deepcopy(model)])
 
     def loss_of(each: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -269,15 +269,6 @@ def drop_outputs(module: fx.GraphModule, start: int, stop: int) -> None:
     module.recompile()
 
 
-def crossing(program: Program) -> list[fx.Node]:
-    """The forward call nodes whose values backward reads."""
-    return [
-        node
-        for node in program.calls
-        if node.meta["phase"] is Phase.FORWARD and any(user.meta.get("phase") is Phase.BACKWARD for user in node.users)
-    ]
-
-
 def constants_to_attributes(program: Program) -> fx.GraphModule:
     """A copy of the graph with CONSTANT inputs as attributes: its placeholders are the arguments of a call."""
     module = program.copy().graph_module

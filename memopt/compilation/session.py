@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -41,8 +40,6 @@ from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
 from memopt.step.stages import Stages
 from memopt.torch_compat.changing_numbers import ChangingNumbers
-
-log = logging.getLogger("memopt")
 
 
 class Session(PlannedStep):

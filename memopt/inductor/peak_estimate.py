@@ -16,7 +16,7 @@ from memopt.memory.hand_over import handed_of
 from memopt.patterns.overwrites import written_over
 from memopt.program import is_any_view
 from memopt.solve.liveness import profile
-from memopt.solve.overwrite import shared_bytes
+from memopt.solve.lives import shared_bytes
 from memopt.torch_compat.inductor_compile import lays_out_channels_last
 
 # Of halves that were looked at before, by their forward: whoever chooses between two cuts asks, and who uses one.

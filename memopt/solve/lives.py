@@ -1,16 +1,16 @@
-"""Bytes at each step of many schedules of one problem: what `simulate` and `overwritten` count, all steps at once."""
+"""Bytes at each step of many schedules of one problem: what is alive, and what results share with what dies there."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from memopt.solve.gaps import Rows
 from memopt.solve.liveness import Ints, profile
-from memopt.solve.overwrite import shared_bytes
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule, simulate
 
@@ -136,3 +136,8 @@ class Lives:
         found = np.zeros(len(self._problem.sizes), dtype=np.bool_)
         found[list(storages)] = True
         return found
+
+
+def shared_bytes(made: Iterable[int], dying: Iterable[int]) -> int:
+    """The bytes of results that take the place of what dies, each of one of its own size; both in bytes each."""
+    return sum((Counter(made) & Counter(dying)).elements())

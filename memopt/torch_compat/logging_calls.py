@@ -28,7 +28,6 @@ _MODULE = tuple(
     getattr(logging, name) for name in ("debug", "info", "warning", "error", "critical", "exception", "log")
 )
 _FUNCTIONS = frozenset({builtins.print, warnings.warn, *_MODULE})
-_STACKLEVEL = 1  # the place in `warnings.warn(message, category, stacklevel)` counted from behind the category
 
 
 def deferred_logging() -> contextlib.AbstractContextManager[None]:

@@ -14,11 +14,6 @@ pytestmark = pytest.mark.usefixtures("_compiler")
 SEED = 7
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-
-
 class Small(torch.nn.Module):
     """Two layers, whose code is soon compiled."""
 

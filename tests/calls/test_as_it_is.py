@@ -9,10 +9,7 @@ from torch import nn
 import memopt
 from memopt.calls.planned import PlannedCalls
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Loop(nn.Module):

@@ -12,10 +12,7 @@ from torch import nn
 import memopt
 from tests.calls.test_as_it_is import Loop, Off, counted, stepped, total
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def test_what_a_model_makes_of_values_is_counted_at_every_call():

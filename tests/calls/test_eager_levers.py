@@ -14,11 +14,7 @@ from torch.nn import functional as F
 import memopt
 from tests.training.steps import assert_equal, gradients, peak_of
 
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path, monkeypatch):
-    torch._dynamo.reset()
-    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 class Block(nn.Module):

@@ -12,11 +12,7 @@ import memopt
 import memopt.passes.eliminate_copies
 from memopt.capture.export import CaptureError
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo(monkeypatch, tmp_path):
-    torch._dynamo.reset()
-    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 class Net(nn.Module):

@@ -9,10 +9,7 @@ from torch import nn
 import memopt
 from memopt.module import calls_of
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def made(*, optimizer=None):

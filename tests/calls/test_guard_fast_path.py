@@ -14,12 +14,10 @@ import memopt.compilation.session
 from memopt.calls.guard_fast_path import Kind, _binder
 from memopt.compilation.layout import LayoutNeeded
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
 FACTOR = 2.0
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
 
 
 class Net(nn.Module):

@@ -6,12 +6,10 @@ from torch import nn
 
 from tests.calls.test_guard_fast_path import Net, image, net, same, steady, ways
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
 ENGINES = ["aten", "static", "inductor"]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
 
 
 @pytest.mark.quick("aten")

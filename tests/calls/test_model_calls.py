@@ -7,10 +7,7 @@ from torch import nn
 import memopt
 from memopt.calls.guard_fast_path import Kind
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def made():

@@ -13,6 +13,9 @@ from torch import nn
 
 import memopt
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
 
 
@@ -51,11 +54,6 @@ class Auto(nn.Module):
 
     def head(self):
         return self.decoder
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
 
 
 def lines(caplog):

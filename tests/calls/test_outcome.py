@@ -1,7 +1,6 @@
 """Faults that are planted into what a compiled call leaves behind: `verify="full"` sees each, in one line."""
 
 import collections
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,6 +9,9 @@ from torch import nn
 import memopt
 from memopt.calls.model_calls import ModelCalls
 from memopt.calls.verified import ModelError
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 X = torch.linspace(-1, 1.5, 6 * 8).reshape(6, 8)
 
@@ -44,13 +46,6 @@ class Model(nn.Module):
         return collections.OrderedDict(
             y=y, a=self.heads[1](x).sum(), b=self.heads[2](x).sum(), c=self.heads[3](x).sum()
         )
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def on_backward(act):

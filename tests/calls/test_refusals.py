@@ -9,10 +9,7 @@ from torch import nn
 import memopt
 import memopt.calls.tracing
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Net(nn.Module):

@@ -1,7 +1,5 @@
 """Faults that are planted into emitted code: `verify="full"` sees each; what is compared is returned to."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
@@ -13,12 +11,7 @@ from memopt.backends.inductor import InductorBackend
 from memopt.calls.verified import ModelError
 from tests.calls.test_outcome import Cache, Model, X
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 @pytest.mark.quick("aten-0.5")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
@@ -19,6 +17,9 @@ from memopt.pass_manager import Change, Pass, PassResult
 from memopt.step import backward_entry
 from memopt.torch_compat import dynamo
 from tests.torch_compat.test_dynamo import Round
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 aten = torch.ops.aten
 X = torch.linspace(-1, 1, 6 * 8).reshape(6, 8)
@@ -53,13 +54,6 @@ class Plain(nn.Module):
 
     def forward(self, x):
         return self.call(self.linear, x)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.quick("True")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +21,9 @@ from memopt.step.call_role import CallRole
 from memopt.step.plan_request import PlanRequest
 from tests.passes.build import trace
 from tests.support import assert_same
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
 
@@ -60,13 +62,6 @@ class Recorder:
 
     def compile(self, model: Any) -> Any:
         return torch.compile(model, backend=self, dynamic=False)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Model(nn.Module):

@@ -13,10 +13,7 @@ from memopt.memory.cost.table import CostTable
 from memopt.step.graph_peaks import step_peak
 from memopt.torch_compat.recurrent_layers import RECURRENT
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def _seen(model, x):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import memopt
 from memopt.backends.aten import AtenBackend
 from memopt.capture.dynamo import Hooks
-from memopt.capture.joint import constants_to_attributes, crossing, split
+from memopt.capture.joint import constants_to_attributes, split
 from memopt.graph.rewrite import storages
 from memopt.program import Input, InputKind, Output, OutputKind, Phase, Program, is_random
 from tests.joint import RewriteOnly
@@ -22,6 +22,15 @@ from tests.passes.build import capture_joint
 from tests.support import assert_same
 
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
+
+
+def crossing(program):
+    """The forward call nodes whose values backward reads."""
+    return [
+        node
+        for node in program.calls
+        if node.meta["phase"] is Phase.FORWARD and any(user.meta.get("phase") is Phase.BACKWARD for user in node.users)
+    ]
 
 
 def weight() -> nn.Parameter:

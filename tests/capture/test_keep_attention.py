@@ -11,14 +11,12 @@ from memopt.capture import keep_attention
 from memopt.capture.keep_attention import keep_fused_attention
 from memopt.pass_manager import Pass, PassResult
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
 INF = float("inf")
 B, H, L, D = 2, 3, 20, 8
 SDPA = keep_attention._ATTENTION
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
 
 
 def heads(queries=L, keys=L):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,6 +13,9 @@ from memopt.backends.inductor import missing_compiler
 from memopt.capture.let_go import bytes_beside_numbers, let_go_of, numbers_alone, watched_for_outputs
 from memopt.memory.measure import measure
 from memopt.torch_compat.autograd_nodes import gradients_are_held
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 X = torch.linspace(-1, 1, 512 * 16).reshape(512, 16)
 WORDS = "a loop that keeps the loss alone"
@@ -34,13 +36,6 @@ class Wide(nn.Module):
             states.append(x * 2)
         states = [state.detach() for state in states] if self.kind == "detached" else states
         return {"loss": x.square().mean(), "states": states}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def refusal(kind: str = "", budget: str = "1kB") -> memopt.BudgetError:

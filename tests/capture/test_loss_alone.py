@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,6 +17,9 @@ from memopt.capture.loss_alone import attached
 from memopt.compilation.session import Session
 from memopt.step import budget_trial
 from memopt.step.by_loss_alone import ByLossAlone
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 X, LABELS = torch.linspace(-1, 1, 64 * 16).reshape(64, 16), torch.arange(64) % 11
 WORDS = "gradients of the loss alone"
@@ -47,13 +49,6 @@ class Model(nn.Module):
         if self.kind == "no loss":
             return logits, hidden
         return Output(loss, logits, (hidden, hidden))
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def least(model, **options) -> int:

@@ -11,10 +11,7 @@ from torch import nn
 import memopt
 from memopt.capture.outside import OUTSIDE
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Part(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,6 +12,9 @@ from torch.utils import _pytree as pytree
 import memopt
 from memopt.capture.export import CaptureError
 from memopt.capture.facts import shared_memory
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 X = torch.linspace(-1, 1, 2 * 4).reshape(2, 4)
 
@@ -35,13 +37,6 @@ class Model(nn.Module):
 
     def forward(self, x):
         return self.returned(self, x, self.linear(x).sin())
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def no_grad_view(self, x, y):

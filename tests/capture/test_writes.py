@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +9,9 @@ from torch import nn
 
 import memopt
 from memopt.capture.export import CaptureError
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 X = torch.linspace(-1, 1, 2 * 6).reshape(2, 6)
 
@@ -26,13 +27,6 @@ class Model(nn.Module):
         y = self.linear(x) * 1
         z = self.write(self, x, y)
         return y.square().sum() + self.seen.sum() + (0 if z is None else z.square().sum())
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def without_gradient(self, x, y):

@@ -3,15 +3,11 @@
 import json
 
 import pytest
-import torch
 
 from tests.cli.conftest import assert_one_line
 from tests.convert.onnx_models import saved, sound
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def test_plan_shows_what_each_pass_changed(run):

@@ -7,10 +7,7 @@ from torch import nn
 from memopt.difference.recorded import capture_programs, record_programs
 from memopt.program import InputKind
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Broken(nn.Module):

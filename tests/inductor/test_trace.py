@@ -14,10 +14,7 @@ from memopt.inductor.partition import Partition, compile_training
 from memopt.inductor.trace import Trace
 from tests.inductor.test_peak_lower_bound import needs_compiler
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 from hypothesis import given
 
 from memopt.solve.half_peaks import HalfPeaks, half_peaks
-from memopt.solve.overwrite import overwritten
 from memopt.solve.recompute import curve
 from memopt.solve.schedule import Schedule, simulate
+from tests.solve.check_overwrite import overwritten
 from tests.solve.problems import step_problems
-from tests.solve.test_overwrite import MAY, PLAIN, A, D, problem
+from tests.solve.test_check_overwrite import MAY, PLAIN, A, D, problem
 
 
 def test_each_half_has_its_peak_and_what_is_saved_lies_between_them():

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memopt.solve.lives import Lives
-from memopt.solve.overwrite import overwritten
 from memopt.solve.problem import StepProblem
 from memopt.solve.recompute import curve
 from memopt.solve.schedule import Schedule, ScheduleError, simulate
+from tests.solve.check_overwrite import overwritten
 from tests.solve.problems import step_problems
 
 

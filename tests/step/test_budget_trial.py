@@ -17,12 +17,10 @@ from memopt.step.search import StepSearch
 from memopt.step.trial_step import Short, Taken, mutated
 from tests.training.steps import assert_equal, gradients, make
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -9,10 +9,7 @@ import memopt
 from memopt.step import trial_steps
 from tests.training.steps import make
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def test_on_cpu_no_step_is_taken(monkeypatch):

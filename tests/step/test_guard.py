@@ -19,13 +19,11 @@ from memopt.step import guard as step_guard
 from memopt.step.guard import StepGuard
 from tests.training.steps import gradients, make
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
 GPU = torch.device("cuda", 0)
 SPARE = slack_bytes(10**9, GPU)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
 
 
 def holds(monkeypatch, size):

@@ -12,6 +12,9 @@ from memopt.step.option_scoring import WORTH, acceptable, cheapest, joined
 from memopt.step.planner import StepPlan
 from tests.end_to_end import gradients, resident_bytes, restorer, step
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
 TOKENS, WIDTH, WORDS = 256, 16, 1000
 
 
@@ -31,11 +34,6 @@ class Words(nn.Module):
         if self.broken:
             torch._dynamo.graph_break()
         return F.cross_entropy(self.head(x), ids.roll(-1))
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
 
 
 def make(dtype=torch.float32, **options):

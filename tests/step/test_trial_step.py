@@ -12,12 +12,10 @@ import memopt
 from memopt.step import trial_step as taken_step
 from memopt.step.trial_step import Short, Taken, mutated, take_step
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -19,14 +19,11 @@ from memopt.step.trial_step import Short, Taken, mutated
 from memopt.step.verified_minimum import VerifiedMinimums, verified
 from tests.training.steps import gradients, make
 
+pytestmark = pytest.mark.usefixtures("own_caches")
+
+
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(missing_compiler(CPU) is not None, reason="no C++ compiler")
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path, monkeypatch):
-    torch._dynamo.reset()
-    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
 
 
 @pytest.fixture

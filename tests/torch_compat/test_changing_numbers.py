@@ -12,10 +12,7 @@ import memopt
 from memopt.calls.guard_fast_path import Kind
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Scheduled(nn.Module):

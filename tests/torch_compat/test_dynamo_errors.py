@@ -11,12 +11,10 @@ from torch import nn
 import memopt
 from memopt.torch_compat.dynamo_errors import is_tracers_own, place_in_model
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
 HERE = Path(__file__).name
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
 
 
 class Rotated(nn.Module):

@@ -11,12 +11,7 @@ from torch import nn
 import memopt
 from tests.end_to_end import gradients
 
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections")
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.filterwarnings("ignore:LSTM with projections"), pytest.mark.usefixtures("fresh_dynamo")]
 
 
 class Tagger(nn.Module):

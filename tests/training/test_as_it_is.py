@@ -15,11 +15,6 @@ from memopt.memory.resident import storage_bytes
 from tests.training.steps import gradients, peak_of
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-
-
 class Plain(nn.Module):
     """Layers that are not traced at all."""
 

@@ -10,11 +10,7 @@ from torch import nn
 
 import memopt
 
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path, monkeypatch):
-    torch._dynamo.reset()
-    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 def _stack(depth):

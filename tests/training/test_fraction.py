@@ -14,11 +14,6 @@ import memopt
 from tests.training.steps import peak_of
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-
-
 class Block(nn.Module):
     def __init__(self):
         super().__init__()

@@ -13,11 +13,7 @@ from torch import nn
 
 import memopt
 
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path, monkeypatch):
-    torch._dynamo.reset()
-    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 # Scalars of the loss, which is computed outside of the model.

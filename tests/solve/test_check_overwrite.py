@@ -5,10 +5,10 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memopt.solve.overwrite import overwritten
 from memopt.solve.problem import StepProblem
 from memopt.solve.recompute import curve
 from memopt.solve.schedule import Schedule, simulate
+from tests.solve.check_overwrite import overwritten
 from tests.solve.problems import step_problems
 
 # X is there, T arrives; A, B, C and D are of one size, E is larger; D is held to the end. B's operation may not.

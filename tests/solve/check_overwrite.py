@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from memopt.solve.lives import shared_bytes
 from memopt.solve.problem import StepProblem
 from memopt.solve.schedule import Schedule
 
@@ -52,8 +52,3 @@ def overwritten(problem: StepProblem, schedule: Schedule, may: Sequence[bool]) -
         elif dying:
             found[step] = shared_bytes((sizes[s] for s in made_here), (sizes[s] for s in dying))
     return tuple(found)
-
-
-def shared_bytes(made: Iterable[int], dying: Iterable[int]) -> int:
-    """The bytes of results that take the place of what dies, each of one of its own size; both in bytes each."""
-    return sum((Counter(made) & Counter(dying)).elements())
