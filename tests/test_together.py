@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import memopt
-from benchmarks.loop_budgets import bytes_of, storages
+from benchmarks.storages import bytes_of, storages
 from memopt.memory.allocator_events import Recording
 from memopt.module import calls_of
 

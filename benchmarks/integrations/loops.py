@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import memopt
 from benchmarks.integrations.data import ACCUMULATED, BATCH, ROWS, STEPS, WORDS, Rows, gpt2, llama, with_adapters
 from benchmarks.integrations.watch import Watch
-from benchmarks.loop_budgets import storages
+from benchmarks.storages import storages
 
 RATE = 3e-3
 

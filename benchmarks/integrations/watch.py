@@ -6,7 +6,7 @@ from types import TracebackType
 
 import torch
 
-from benchmarks.loop_budgets import bytes_of, storages
+from benchmarks.storages import bytes_of, storages
 from memopt.memory.allocator_events import Recording
 
 ALONE = 3  # optimizer steps before the allocator is looked at: in those memopt looks at it itself
