@@ -9,8 +9,8 @@ from torch import fx
 
 from memopt.graph.rewrite import Refused
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
-from memopt.patterns.ahead import find_ahead
 from memopt.patterns.column_padding import Aligned, turn_after_padding
+from memopt.patterns.grad_in_forward import grad_in_forward
 from memopt.patterns.kept_padding import keep_padding
 from memopt.patterns.product_sums import in_float32
 from memopt.patterns.row_chunks import run_in_chunks
@@ -199,7 +199,7 @@ class ChunkLoss(Pass):
         before = tuple(node.name for phase in Phase for node in region.nodes[phase])
         count, shares = math.ceil(region.rows / chunk), self._shares(region.product, chunk)
         summary = f"{region.product.name} and its loss in {count} chunks of {chunk} rows"
-        return Change(summary, before, tuple(run_in_chunks(region, chunk, find_ahead(program, region), shares)))
+        return Change(summary, before, tuple(run_in_chunks(region, chunk, grad_in_forward(program, region), shares)))
 
 
 def _width(product: fx.Node) -> int:

@@ -14,13 +14,10 @@ import torch
 import torch._dynamo.guards
 from torch._logging._internal import trace_log
 
-from memopt.calls.residents import Residents
 from memopt.common import garbage
 from memopt.step import script_store, warm_start
-from memopt.step.around import Around
-from memopt.step.before_calls import BeforeCalls
 from memopt.step.observed_steps import Looking
-from tests.planning import brief_searches, costs_by_figures
+from tests.planning import alone, brief_searches, costs_by_figures
 
 # No time limit for an example, as machines are busy, and the same examples every time: what fails is found again.
 hypothesis.settings.register_profile("memopt", deadline=None, derandomize=True)
@@ -94,9 +91,7 @@ def _alone(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> Non
     Tests of what the process holds beside a step say so: `whole_process`.
     """
     if not request.node.get_closest_marker("whole_process"):
-        own_patch.setattr(Residents, "look_around", lambda self, args, kwargs: None)
-        own_patch.setattr(BeforeCalls, "expect", lambda self, device, owner: None)
-        own_patch.setattr(Around, "took_after", lambda self: 0)
+        alone(own_patch)
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from memopt.calls.residents import Residents
 from memopt.memory.cost import measure, roofline
 from memopt.memory.cost.devices import CPU, typical
 from memopt.memory.cost.table import CostTable
 from memopt.solve import recompute, search
 from memopt.solve.rollout import Rollout
 from memopt.step import solver_pool
+from memopt.step.around import Around
+from memopt.step.before_calls import BeforeCalls
 
 # What one operation of a search counts for, of the seconds that it is given: about what it takes.
 _PLAYED = 1e-5
@@ -45,3 +48,10 @@ def costs_by_figures(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CostTable, "_place", lambda self, device: f"{device} by figures")  # apart from other processes'
     patch.setattr(CostTable, "_calibrated", lambda self, device, place: typical(device.type))
     patch.setattr(measure, "_timed", lambda node, *rest: roofline.seconds(node, CPU))
+
+
+def alone(patch: pytest.MonkeyPatch) -> None:
+    """Count nothing of the process but what a model's steps take themselves."""
+    patch.setattr(Residents, "look_around", lambda self, args, kwargs: None)
+    patch.setattr(BeforeCalls, "expect", lambda self, device, owner: None)
+    patch.setattr(Around, "took_after", lambda self: 0)

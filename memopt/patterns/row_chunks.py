@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from memopt.graph.rewrite import erase_unused
-from memopt.patterns.ahead import Ahead
+from memopt.patterns.grad_in_forward import GradInForward
 from memopt.patterns.product_sums import ADD_PRODUCT, WIDE_PRODUCT, in_float32
 from memopt.patterns.rows import HALVES, NLL_FORWARD, PRODUCTS, Count, RowRegion, Rows, lead_of
 from memopt.program import Phase, is_view
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default
 
 
-def run_in_chunks(region: RowRegion, chunk: int, ahead: Ahead | None = None, waiting: int = 1) -> list[str]:
+def run_in_chunks(region: RowRegion, chunk: int, ahead: GradInForward | None = None, waiting: int = 1) -> list[str]:
     """Edit the graph so that the region runs in chunks of rows; the last chunk may be smaller.
 
     Narrow values are put together again from the chunks' rows, sums over rows are added up (those of half precision in
@@ -83,7 +83,9 @@ def _read_by_backward(region: RowRegion) -> frozenset[fx.Node]:
 class _Half:
     """The chunks of one half of the step; of both, where backward's values are computed ahead."""
 
-    def __init__(self, region: RowRegion, phase: Phase, known: _Known, ahead: Ahead | None, waiting: int) -> None:
+    def __init__(
+        self, region: RowRegion, phase: Phase, known: _Known, ahead: GradInForward | None, waiting: int
+    ) -> None:
         self.region, self.phase, self.graph, self.known = region, phase, region.product.graph, known
         self.ahead = ahead
         self.nodes = region.nodes[phase] if ahead is None else (*region.nodes[phase], *region.nodes[Phase.BACKWARD])
@@ -118,7 +120,7 @@ class _Half:
         """Whether anything outside this half's chunks reads the narrow value."""
         return node in self.known.read or any(user not in self.inside for user in node.users)
 
-    def _prepare(self, ahead: Ahead) -> None:
+    def _prepare(self, ahead: GradInForward) -> None:
         """Compute what backward's values are computed from, with one for the tangent."""
         for node in ahead.first:
             self.anchor.prepend(node)

@@ -13,9 +13,10 @@ from torch._dynamo.utils import counters
 import memopt
 from memopt.inductor import symbolic
 from memopt.inductor.symbolic import SymbolicTraining
-from memopt.step import warm_sizes, warm_start
+from memopt.step import script_store, warm_sizes, warm_start
 from memopt.torch_compat import aot_cache
 from tests.inductor.test_peak_lower_bound import needs_compiler
+from tests.planning import alone
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("own_caches")]
 
@@ -72,13 +73,21 @@ class Process:
 ROWS = (40, 20, 60, 30)
 
 
+def caches_in(folder, patch):
+    """What is kept lies in this folder, and is found by every test that looks there."""
+    patch.setenv("MEMOPT_CACHE_DIR", str(folder))
+    patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    for module in (warm_start, script_store):
+        patch.setattr(module, "versions", lambda: "as ever")
+
+
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory):
     """A process that has taken steps at all sizes, and the folder of all that it left; made once for all tests."""
     folder = tmp_path_factory.mktemp("earlier")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMOPT_CACHE_DIR", str(folder))
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        caches_in(folder, patch)
+        alone(patch)
         return folder, Process().steps(*ROWS)
 
 
@@ -87,7 +96,7 @@ def first(earlier, tmp_path, monkeypatch):
     """That process, of which the test has on disk for itself what it left."""
     folder, process = earlier
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    caches_in(tmp_path, monkeypatch)
     return process
 
 
@@ -102,8 +111,9 @@ def test_a_second_process_makes_no_code_and_reports_the_same(mark, request):
     assert second.run.report.budget_bytes == first.run.report.budget_bytes
 
 
-@pytest.mark.usefixtures("first")
+@pytest.mark.long
 def test_sizes_may_come_in_another_order():
+    Process().steps(*ROWS)
     second = Process().steps(60, 25, 59, 40)
     assert second.lowered == 0 and second.run.report.peak_bytes <= 3_000_000
 
@@ -119,8 +129,8 @@ def test_a_fraction_is_of_the_first_step_of_each_process():
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("first")
 def test_what_is_larger_than_ever_is_counted_and_known_to_the_next_process():
+    Process().steps(40, 20, 30)
     second = Process().steps(40, 20, 90, 15)
     assert second.lowered == 1 and max(second.peaks) == second.peaks[2]
     counters.clear()

@@ -31,7 +31,7 @@ _ZEROS = {aten.zeros.default, aten.zeros_like.default}
 
 
 @dataclasses.dataclass(frozen=True)
-class Ahead:
+class GradInForward:
     """How the backward graph of a region is computed in forward.
 
     Attributes:
@@ -47,7 +47,7 @@ class Ahead:
     scaled: frozenset[fx.Node]
 
 
-def find_ahead(program: Program, region: RowRegion) -> Ahead | None:
+def grad_in_forward(program: Program, region: RowRegion) -> GradInForward | None:
     """How the region's gradients can be computed in forward; None where they cannot.
 
     They can where all that backward adds is one number, the loss's own gradient, to which they are proportional: with
@@ -90,7 +90,7 @@ def find_ahead(program: Program, region: RowRegion) -> Ahead | None:
     if scaled is None:
         return None
     first_ones, copied_ones = (tuple(sorted(nodes, key=position.__getitem__)) for nodes in (first, copied))
-    return Ahead(tangent, first_ones, copied_ones, frozenset(scaled.intersection(backward)))
+    return GradInForward(tangent, first_ones, copied_ones, frozenset(scaled.intersection(backward)))
 
 
 def _operands(region: RowRegion, nodes: Iterable[fx.Node]) -> set[fx.Node]:
