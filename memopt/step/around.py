@@ -23,7 +23,7 @@ from memopt.step.loop_bytes import SCALARS, Loop, Seen, worth
 from memopt.step.observed_steps import Looking
 from memopt.step.open_window import Ended, OpenWindow
 from memopt.torch_compat import pytree
-from memopt.torch_compat.autograd_nodes import at_end_of_backward, compiled_nodes, first_nodes
+from memopt.torch_compat.autograd_nodes import at_end_of_backward, compiled_nodes, first_nodes, when_run
 from memopt.torch_compat.backward import backward_task, keeps_graph
 
 # What grows from step to step is planned for with a margin: size / _GROWTH.
@@ -140,7 +140,7 @@ class Around:
                 self._open.hooks.append(weakref.ref(reached))
                 node.register_prehook(reached)
                 if call.whole is not None:
-                    node.register_hook(functools.partial(_left, weakref.ref(window)))
+                    when_run(node, functools.partial(_left, weakref.ref(window)))
 
     def _is_due_now(self, call: Ended) -> bool:
         """Whether what follows a call is looked at: of a step all calls, as what is left of each is beside the next."""
@@ -277,7 +277,7 @@ def _reached(
         here._reached(current, gradients)
 
 
-def _left(window: weakref.ref[Window], *_: Any) -> None:
+def _left(window: weakref.ref[Window]) -> None:
     """Backward has left a graph."""
     current = window()
     if current is not None:

@@ -40,6 +40,7 @@ class Step:
         search: what found the plan, as long as that is not proved.
         known: of a step that was loaded from disk, what its graph takes as it runs, and as eager runs it; its graphs
             tell else.
+        fallen: bytes by which the limit is below the one that it was planned with.
     """
 
     keys: tuple[str, ...]
@@ -52,6 +53,7 @@ class Step:
     lowering: tuple[Pass, ...] = ()
     search: StepSearch | None = None
     known: tuple[GraphPeaks, GraphPeaks] | None = None
+    fallen: int = 0
 
 
 class BudgetState(MemoryLedger):

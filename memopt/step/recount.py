@@ -36,7 +36,9 @@ def recount(session: Session, footprint: OptimizerFootprint | None, others: int)
     if limit is not None and max(predicted, measured or 0) > max(session.usable(limit), judged):
         return False
     if step is not None:
-        session.step = dataclasses.replace(step, base=step.base + added, limit=limit, whole=step.whole + added)
+        fallen = 0 if limit is None else max(0, session.fell(limit))
+        whole = step.whole + added
+        session.step = dataclasses.replace(step, base=step.base + added, limit=limit, fallen=fallen, whole=whole)
     if step is not None and step.planned:  # a warm start has none: its report alone is there
         session.record.conclude(session)
         assert session.report is not None

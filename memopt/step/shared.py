@@ -139,7 +139,7 @@ class SharedStep(StepInLoop):
 
     def fell(self, limit: int) -> int:
         """Bytes by which this limit is below what was planned with: a fraction was of more than eager takes."""
-        return 0 if self.step is None or self.step.limit is None else self.step.limit - limit
+        return 0 if self.step is None or self.step.limit is None else self.step.fallen + self.step.limit - limit
 
     def sees_loop(self, calls: Sequence[Ran], loop: Loop) -> bool:
         """A step of these calls was seen in its loop: a fraction is of what eager takes in the same one.

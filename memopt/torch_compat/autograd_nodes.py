@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from memopt.torch_compat.backward import COMPILED_NODE, keeps_graph
+
+_RUN = "apply_boxed"  # what autograd calls to run a node, in torch 2.13
 
 
 def compiled_nodes(outputs: Any, most: int = 10_000, *, behind: bool = True) -> list[Any]:
@@ -53,11 +56,32 @@ def first_nodes(outputs: Any) -> list[Any]:
 def when_released(node: Any, call: Callable[[], None]) -> None:
     """Call `call` when backward has run through the node and has not kept the graph (`retain_graph`)."""
 
-    def ran(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def ran() -> None:
         if not keeps_graph():
             call()
 
-    node.register_hook(ran)
+    when_run(node, ran)
+
+
+def when_run(node: Any, call: Callable[[], None]) -> None:
+    """Call `call` whenever backward has run through the node.
+
+    A hook of the node itself would have autograd hold the gradients that a compiled backward begins with until that has
+    returned: it keeps a copy of what the node is given for its hooks. So the method that autograd calls is wrapped,
+    where there is one that may let go of them (`boxed_grads_call`). Tried on torch 2.13.
+    """
+    run = vars(node).get(_RUN, getattr(type(node), _RUN, None)) if type(node).__name__ == COMPILED_NODE else None
+    if run is None or gradients_are_held():
+        node.register_hook(lambda *_: call())
+        return
+    weak, wrapped = weakref.ref(node), _RUN in vars(node)
+
+    def apply(gradients: list[Any]) -> Any:
+        found = run(gradients) if wrapped else run(weak(), gradients)
+        call()
+        return found
+
+    setattr(node, _RUN, apply)
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
