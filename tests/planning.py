@@ -14,7 +14,7 @@ from memopt.memory.cost.devices import CPU, typical
 from memopt.memory.cost.table import CostTable
 from memopt.solve import recompute, search
 from memopt.solve.rollout import Rollout
-from memopt.step import solver_pool
+from memopt.step import exact_trial, solver_pool
 from memopt.step.around import Around
 from memopt.step.before_calls import BeforeCalls
 
@@ -54,4 +54,6 @@ def alone(patch: pytest.MonkeyPatch) -> None:
     """Count nothing of the process but what a model's steps take themselves."""
     patch.setattr(Residents, "look_around", lambda self, args, kwargs: None)
     patch.setattr(BeforeCalls, "expect", lambda self, device, owner: None)
+    patch.setattr(BeforeCalls, "follow", lambda self, device, owner, *, in_steps: None)
+    patch.setattr(exact_trial, "live_bytes", lambda device: 0)
     patch.setattr(Around, "took_after", lambda self: 0)

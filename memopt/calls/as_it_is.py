@@ -278,7 +278,7 @@ class AsItIs:
         peaks, resident, seen = way.eager.peaks, session.resident, session.seen
         # As the next call finds them.
         held = max(way.eager.kept, storage_bytes(list(held_tensors(self._model)), resident.device))
-        base = resident.total - resident.outside + held - way.eager.made
+        base = resident.total - resident.outside - resident.attributes + held - way.eager.made
         if not kind.gradients:
             beside = resident.outside - session.outside_beside
             call = base + beside + peaks.forward
@@ -294,7 +294,7 @@ class AsItIs:
             with between_graphs(between, seen.forward):
                 call = base + kept + max(0, others) + step_peak([*earlier, *[peaks] * coming])
         call += known.more + bytes_beside(way, resident.device)
-        return _Needs(base, call, max(call, session.optimizer_peak() + held))
+        return _Needs(base, call, max(call, session.optimizer_peak() + held - resident.attributes))
 
     # -- the real step beside the count -------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ from memopt.memory.attributes import held_tensors
 from memopt.memory.distributed import has_group
 from memopt.memory.optimizers import NONE
 from memopt.memory.reach import held_tensors as tensors_behind
-from memopt.memory.reach import shown_tensors
-from memopt.memory.resident import Resident, resident_of
+from memopt.memory.reach import plain_tensors, shown_tensors
+from memopt.memory.resident import Resident, resident_of, storage_bytes
 from memopt.options import Options
 from memopt.step.before_calls import BEFORE
 from memopt.step.earlier_calls import arguments_beside, arguments_of
@@ -29,6 +29,7 @@ from memopt.step.memory_ledger import MemoryLedger
 from memopt.step.optimizers import Optimizers
 from memopt.step.other_tensors import LITTLE, others_in_words
 from memopt.step.recount import recount
+from memopt.torch_compat.storages import id_of_storage
 
 # Nothing is said of other tensors that take less than step / _SMALL.
 _SMALL = 64
@@ -52,6 +53,7 @@ class Residents:
         self._model, self._options = model, options
         self._optimizers, self._sessions = optimizers, sessions
         self._group, self.others = group, group.others
+        self._attributes = 0  # bytes of tensors that the model holds beside parameters and buffers, as counted last
         self._over = False  # whether plans do not keep the budget with what is counted
 
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Kind) -> Resident:
@@ -61,7 +63,16 @@ class Residents:
         stepping, session = self._optimizers.stepping(handed), self._sessions.get(kind.plan)
         added = session.early.added if session is not None and session.early is not None else frozenset[str]()
         resident = resident_of(
-            self._model, args, kwargs, footprint, kind.accumulating, self._options.place, handed, stepping, added
+            self._model,
+            args,
+            kwargs,
+            footprint,
+            kind.accumulating,
+            self._options.place,
+            handed,
+            stepping,
+            added,
+            self._held(args, kwargs),
         )
         if kind.calls > 1:  # what each of them holds is in the plan, but for the others' arguments
             outside = max(0, self._sessions.earlier.inputs - sum(arguments_of(args, kwargs).values()))
@@ -100,7 +111,7 @@ class Residents:
     def _judge(self) -> None:
         others, _, footprint = self._group.beside(self._model, self._optimizers.counted())
         others += self._counted(self.others.total)
-        kept = [recount(session, footprint, others) for session in self._sessions.values()]
+        kept = [recount(session, footprint, others, self._attributes) for session in self._sessions.values()]
         self._over |= not all(kept)
         self.plan_anew()
         for session in self._sessions.values() if self._over else ():
@@ -132,7 +143,8 @@ class Residents:
         known, outputs = self._known(args, kwargs), around.kept_outputs()
         before = self._counted(self.others.total)
         self.others.look(device, known, outputs, loop_holds=bool(around.seen.held))
-        added = self._counted(self.others.total) - before
+        held, self._attributes = self._attributes, self._held(args, kwargs)
+        added = self._counted(self.others.total) - before + self._attributes - held
         if added and not self._counts and self.others.is_new:  # eager holds the same
             self._sessions.reference.adds(added)
         if added:
@@ -180,6 +192,19 @@ class Residents:
     def _beside(self, args: Any, kwargs: Any) -> int:
         """Bytes of others that the arguments do not hold: a batch may be a view of a data set that counted before."""
         return max(0, self.others.total - self.others.of_these(shown_tensors((args, kwargs))))
+
+    def _held(self, args: Any, kwargs: Any) -> int:
+        """Bytes that the model holds beside parameters, buffers and arguments: what calls have returned is apart."""
+        kept, device = set(map(id_of_storage, self._sessions.around.kept_outputs())), self._options.place
+        held = [part for tensor in held_tensors(self._model) for part in plain_tensors(tensor)]
+        held = [part for part in held if id_of_storage(part.untyped_storage()) not in kept]
+        if not held:
+            return 0
+        own = [*self._model.parameters(), *self._model.buffers(), *shown_tensors((args, kwargs))]
+        own += [each.grad for each in self._model.parameters() if each.grad is not None]
+        home = device or next((each.device for each in own), held[0].device)
+        held = [part for part in held if device is not None or part.device == home]
+        return storage_bytes([*own, *held], device) - storage_bytes(own, device)
 
     def _known(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
         """Tensors that are counted otherwise."""

@@ -33,6 +33,7 @@ from memopt.calls.weak_sessions import (
     planning_room,
     release,
     reserved_for_others,
+    uncounted_others,
 )
 from memopt.calls.whole_steps import WholeSteps
 from memopt.compilation.layout import movable_parameters
@@ -49,7 +50,7 @@ from memopt.step.around import Around
 from memopt.step.before_calls import BEFORE
 from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
 from memopt.step.guard import StepGuard, allowance_of
-from memopt.step.hooked import KEPT, WAIT, Hooked, early_gradients
+from memopt.step.hooked import Hooked, early_gradients
 from memopt.step.loop_bytes import Seen
 from memopt.step.open_window import Ended, Watch
 from memopt.step.optimizers import Optimizers
@@ -179,11 +180,7 @@ class Sessions(Mapping[Plan, Session]):
             whole_step=True,
             movable=movable_parameters(self._model) if options.engine.lays_out else (),
         )
-        if self.hooked.kept:
-            session.note(KEPT)
-        if self.hooked.waited and kind.accumulating:
-            session.note(WAIT)
-        for text in (*options.notes, *self._over.said):
+        for text in (*self.hooked.notes(accumulating=kind.accumulating), *options.notes, *self._over.said):
             session.note(text)
         session.sees(self._seen(kind.plan))
         session.fallbacks.is_for(kind.loss_alone)
@@ -195,6 +192,7 @@ class Sessions(Mapping[Plan, Session]):
             waiting=functools.partial(models_waiting, here),
             part=functools.partial(is_part, weakref.ref(self._model), self.optimizers.instances),
             older=functools.partial(older_outputs, here),
+            uncounted=functools.partial(uncounted_others, here, counts_all=session.counts_all),
             reserve=functools.partial(reserved_for_others, here),
         )
         session.runs_here(self._recordings_here(), functools.partial(allow_limit, here, weakref.ref(session)))
@@ -285,7 +283,7 @@ class Sessions(Mapping[Plan, Session]):
             kept = functools.partial(kept_more, weakref.ref(session), calls)
             number, gradients = len(calls), functools.partial(gradients_of, model)
             call = Ended(key, device, early, gradients, window, whole, lets_go, kept, number, number >= session.calls)
-            self.around.ended(call, outputs, given, look)
+            self.around.ended(call, session.with_results(outputs), given, look)
             where = unseen(device) if session.budget is not None else ""
             if where:
                 session.note(

@@ -228,7 +228,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             run = _noted_at_any_size(code, session, hooks)
             if not hooks.needs_gradients:
                 return run
-            return looked_after(run, _at_any_size(hooks.backward_facts(), example_inputs))
+            return _told(looked_after(run, _at_any_size(hooks.backward_facts(), example_inputs)), session)
 
         def recall(facts: bytes) -> Recalled:
             return session.engine().recall(graph_module, example_inputs, hooks, facts)
@@ -252,7 +252,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                 run = _noted(_recomputable(run, session, hooks), session, hooks)
                 if not hooks.needs_gradients:
                     return run
-                run = looked_after(run, hooks.backward_facts())
+                run = _told(looked_after(run, hooks.backward_facts()), session)
                 if graph is not None:
                     plan = _plan_of(session)
                     lowered[:] = [*(item for item in lowered if item[1] is plan), (graph, plan, run)]
@@ -339,6 +339,19 @@ def _noted(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[
         return run(*args)
 
     return noted
+
+
+def _told(run: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    """`run` of a training step, which tells a session with a budget what it returns: a model may keep of that."""
+    if session.budget is None:
+        return run
+
+    def told(*args: Any) -> Any:
+        results = run(*args)
+        session.returns(results)
+        return results
+
+    return told
 
 
 def _counted(run: Callable[..., Any], session: Session, collected: list[Program], first: int) -> Callable[..., Any]:

@@ -46,6 +46,12 @@ def older_outputs(owner: weakref.ref[Sessions]) -> int:
     return 0 if sessions is None else sessions.group.older(sessions)
 
 
+def uncounted_others(owner: weakref.ref[Sessions], *, counts_all: bool) -> int:
+    """Bytes of other tensors of the process that a budget is not of: none where it counts all that there is."""
+    sessions = owner()
+    return 0 if sessions is None or counts_all else sessions.group.others.beside_step
+
+
 def models_waiting(owner: weakref.ref[Sessions]) -> int:
     """How many other models of the budget were not seen yet."""
     sessions = owner()

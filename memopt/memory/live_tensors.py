@@ -94,6 +94,13 @@ def _live_tensors() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return [each for each in given if id(each) not in alone], [*made, *saved]
 
 
+def live_bytes(device: torch.device) -> int:
+    """Bytes that the process holds on a device now, whoever does; on a CPU those that are seen (`live_blocks`)."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return sum(block.nbytes for block in live_blocks(device).values())
+
+
 class _Tensors(dict[type, bool]):
     """Whether objects of a class are tensors."""
 

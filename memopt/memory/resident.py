@@ -25,6 +25,7 @@ class Resident:
     Attributes:
         parameters: by storage; tied weights once.
         buffers: by storage; with them what data parallelism holds: buckets, parameters that are gathered.
+        attributes: of these, tensors that the model holds beside parameters and buffers.
         inputs: the caller's tensors.
         gradients: that exist already when the step begins (accumulation).
         optimizer: the optimizer's state, and its temporaries while it steps; None without an optimizer.
@@ -40,6 +41,7 @@ class Resident:
 
     parameters: int = 0
     buffers: int = 0
+    attributes: int = 0
     inputs: int = 0
     gradients: int = 0
     optimizer: OptimizerFootprint | None = None
@@ -94,6 +96,7 @@ def resident_of(
     handed: frozenset[str] = frozenset(),
     stepping: int = 0,
     added: frozenset[str] = frozenset(),
+    attributes: int = 0,
 ) -> Resident:
     """Count what the device holds during the whole step, by storage; on `device`, where it is not the tensors' own.
 
@@ -105,6 +108,7 @@ def resident_of(
         device: where to count; None: where the tensors are.
         handed: names of the parameters whose gradients hooks use and drop within backward.
         stepping: bytes that optimizers take which such hooks step.
+        attributes: bytes of tensors that the model holds beside parameters, buffers and what is given.
         added: names of the parameters whose gradients are counted though they are gone: backward gives these early.
     """
     dropped = {id(parameter) for name, parameter in model.named_parameters() if name in handed} if handed else set()
@@ -117,7 +121,8 @@ def resident_of(
     home = device or (tensors[0].device if tensors else torch.device("cpu"))
     return Resident(
         parameters=storage_bytes(parameters, device),
-        buffers=storage_bytes(list(model.buffers()), device) + buckets.nbytes + gathered_bytes(model),
+        buffers=storage_bytes(list(model.buffers()), device) + buckets.nbytes + gathered_bytes(model) + attributes,
+        attributes=attributes,
         inputs=storage_bytes(pytree.tree_leaves((args, kwargs)), device),
         gradients=storage_bytes(gradients, device) + storage_bytes(coming, device) if accumulating else 0,
         optimizer=footprint,

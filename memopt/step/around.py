@@ -54,6 +54,7 @@ class Around:
         self._left = 0  # bytes that earlier calls of the step have left
         self._older = 0  # bytes of outputs of earlier steps that were there when backward began last
         self._forward = 0  # the same as forward began
+        self._before_guess: int | None = None  # what was seen of these before this step, where its own are not yet
         self._after = 0  # bytes of all of the process behind backward, at most, since they were asked for
         self._made = frozenset[int]()  # where what the loop has made since an earlier call of the step lies
         self._open: OpenWindow | None = None
@@ -79,12 +80,13 @@ class Around:
         self._left = max(0, left - sum(each.nbytes() for each in storages if each.data_ptr() in self._made))
         self._made = frozenset()
         if new_step:
-            self._step += 1
+            self._step, self._before_guess = self._step + 1, None
             self._forward = self.older_bytes()
             if self.older_bytes() > max(SCALARS, self._older + self.seen.forward):
                 collect()  # a call that is planned leaves garbage, which may show its outputs
             more = self.older_bytes() - self._older
             if more > max(SCALARS, self.seen.forward):
+                self._before_guess = self.seen.forward
                 self.seen = self.seen.joined(Seen(forward=more + more // _GROWTH))
 
     def is_due(self, key: str) -> bool:
@@ -227,6 +229,7 @@ class Around:
         given = storages_of(there, allocated=True)
         current.gradients = current.call.early + sum(storage.nbytes() for storage in given.values())
         self._older = self.older_bytes()
+        self._knows_forward()
         current.keeps = self._again is current
         current.more = current.call.kept() if current.keeps else 0
         current.retains = current.retained()
@@ -239,6 +242,14 @@ class Around:
             _close_at_a_step(self)
         else:
             self.close()
+
+    def _knows_forward(self) -> None:
+        """Backward begins: of outputs of earlier steps only those that have gone by now are there in forward alone."""
+        before, self._before_guess = self._before_guess, None
+        if before is not None:
+            gone = max(0, self._forward - self._older)
+            forward = max(before, gone + gone // _GROWTH if gone > SCALARS else 0)
+            self.seen = dataclasses.replace(self.seen, forward=min(self.seen.forward, forward))
 
     def _kept(self, current: OpenWindow) -> None:
         """Another backward has reached a graph that was kept for it: what the first one has made is beside it."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memopt.budget import BudgetError
+from memopt.common.garbage import collect
+from memopt.memory.live_tensors import live_bytes
 from memopt.step.planned import Planned, measured_peak, predicted_peak
-from memopt.step.trial import tried
+from memopt.step.trial import bytes_beside, tried
 
 if TYPE_CHECKING:
     from memopt.compilation.planned_step import PlannedStep
@@ -18,12 +20,22 @@ def tried_as_is(session: PlannedStep, planned: Planned) -> Planned:
     if not session.verify or not session.exact:
         return planned
     limit = session.limit(0)
-    there = session.resident.total + session.older()
-    if limit is not None and planned.timeline.peak_bytes > session.usable(limit) - there:
+    if limit is not None and planned.timeline.peak_bytes > session.usable(limit) - _there(session, planned):
         # It is refused, or planned for less: `refused_as_tried` takes it before its minimum is named. Or it fits only
-        # once outputs of the step before are gone.
+        # once outputs of the step before are gone, or calls that wait for their backward.
         return planned
     return tried(planned)
+
+
+def _there(session: PlannedStep, planned: Planned) -> int:
+    """Bytes beside which a run is taken: as they are counted or, where that is more, as they are now.
+
+    Calls that wait for their backward may hold more than is left to them in a plan of the whole step, and planning
+    holds something itself.
+    """
+    collect()
+    live = live_bytes(session.resident.device) - session.uncounted() + bytes_beside(planned.program)
+    return max(session.resident.total + session.older(), live)
 
 
 def refused_as_tried(session: Session, refused: BudgetError) -> BudgetError:

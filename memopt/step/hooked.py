@@ -57,6 +57,10 @@ class Hooked:
         """Those whose gradients are wanted before the end of backward."""
         return self.names | self.reduced
 
+    def notes(self, *, accumulating: bool) -> list[str]:
+        """What is to be said of steps, whose gradients are added to existing ones or are not."""
+        return [KEPT] * self.kept + [WAIT] * (self.waited and accumulating)
+
     def keeps(self) -> None:
         """A backward has left gradients of these parameters."""
         self.kept = True

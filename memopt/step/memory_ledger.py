@@ -38,6 +38,7 @@ class MemoryLedger:
         in_call: whether a call of the model is running.
         older: bytes of outputs of earlier steps that the loop still holds: they are gone before backward is over, and
             planning takes its memory beside them.
+        uncounted: bytes of other tensors of the process that the budget is not of.
     """
 
     def __init__(self, budget: Budget | None, resident: Resident) -> None:
@@ -47,6 +48,7 @@ class MemoryLedger:
         self.recording_room = RecordingRoom()
         self.hold: Callable[[int], None] = _unheld
         self.older: Callable[[], int] = int
+        self.uncounted: Callable[[], int] = int
         self.multiplies = self.broken = self.soft = self.in_call = False
         self.role = CallRole()
         self.reference = Reference()

@@ -11,20 +11,28 @@ if TYPE_CHECKING:
     from memopt.compilation.session import Session
 
 
-def recount(session: Session, footprint: OptimizerFootprint | None, others: int) -> bool:
+def recount(session: Session, footprint: OptimizerFootprint | None, others: int, attributes: int | None = None) -> bool:
     """Count other optimizers and tensors of the process for the steps of a session, in its report too.
 
     Args:
         session: whose steps they are.
         footprint: of the optimizers as they are known now.
         others: bytes of other tensors of the process.
+        attributes: bytes of tensors that the model holds beside parameters and buffers; None: as before.
 
     Returns:
         Whether what was planned keeps the budget with them; where not, it is to be planned anew.
     """
     resident, report, step = session.resident, session.report, session.step
-    session.resident = dataclasses.replace(resident, optimizer=footprint, others=others)
-    added = session.resident.optimizer_state + others - resident.optimizer_state - resident.others
+    more = 0 if attributes is None else attributes - resident.attributes
+    session.resident = dataclasses.replace(
+        resident,
+        optimizer=footprint,
+        others=others,
+        buffers=resident.buffers + more,
+        attributes=resident.attributes + more,
+    )
+    added = session.resident.total - resident.total
     if report is None:
         return True
     predicted = max(report.peak_bytes + added, session.optimizer_peak())
@@ -46,7 +54,10 @@ def recount(session: Session, footprint: OptimizerFootprint | None, others: int)
     else:
         state = session.resident.optimizer_state
         total = report.breakdown.total + added
-        breakdown = dataclasses.replace(report.breakdown, optimizer_state=state, others=others, total=total)
+        buffers = report.breakdown.buffers + more
+        breakdown = dataclasses.replace(
+            report.breakdown, optimizer_state=state, others=others, buffers=buffers, total=total
+        )
         minimum = None if report.minimum_bytes is None else report.minimum_bytes + added
         report = dataclasses.replace(
             report, breakdown=breakdown, minimum_bytes=minimum, unconstrained_bytes=unconstrained, budget_bytes=limit

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
 
 from memopt.budget import Budget, BudgetError, format_bytes
 from memopt.memory.allocator import with_slack
@@ -44,6 +47,7 @@ class SharedStep(StepInLoop):
         part: whether the model is likely to be a part of what its steps train.
         inputs_beside: bytes of their arguments beside those of this one.
         ran: the graphs that the present call has run.
+        results: what these have returned, what the model keeps for itself too.
         first_calls: these, where they can let go of what they saved and recompute it.
         last_word: whether a call that has no room beside earlier ones is refused.
         has_other_ways: whether one that does not fit is not refused yet, as earlier calls of the step may let go of
@@ -64,6 +68,7 @@ class SharedStep(StepInLoop):
         self.part: Callable[[], bool] = bool
         self.inputs_beside = 0
         self.ran: list[Figures] = []
+        self.results: list[weakref.ref[torch.Tensor]] = []
         self.first_calls = FirstCalls()
         self._coming = self._steps_seen = 0
         self.last_word = self.has_other_ways = False
@@ -78,7 +83,7 @@ class SharedStep(StepInLoop):
             can_drop: whether some hold what they can recompute.
         """
         self.earlier, self.beside_calls, self.inputs_beside = earlier, others, inputs
-        self.ran = []
+        self.ran, self.results = [], []
         self.first_calls.begin()
         if earlier or others:
             self.has_other_ways = not self.last_word and can_drop
@@ -92,11 +97,13 @@ class SharedStep(StepInLoop):
         waiting: Callable[[], int],
         part: Callable[[], bool],
         older: Callable[[], int],
+        uncounted: Callable[[], int],
         reserve: Callable[[int], int],
     ) -> None:
         """Be one of a model's sessions: so many calls are planned together; the others are attributes of this class."""
         self.calls, self.known_calls = calls, known
-        self.elsewhere, self.waiting, self.part, self.older, self.reserve = elsewhere, waiting, part, older, reserve
+        self.elsewhere, self.waiting, self.part, self.reserve = elsewhere, waiting, part, reserve
+        self.older, self.uncounted = older, uncounted
 
     def has_last_word(self, last: bool) -> None:
         """Whether a call that has no room beside earlier ones is refused from now on."""
@@ -284,6 +291,15 @@ class SharedStep(StepInLoop):
         self._coming = self.resident.coming if any(ran.dropped for ran in every) and not self.beside_calls else 0
         self._steps_seen = steps_seen()
         return needed - self._coming
+
+    def returns(self, results: Any) -> None:
+        """A graph of a training step has returned these."""
+        self.results += [weakref.ref(each) for each in results if isinstance(each, torch.Tensor)]
+
+    def with_results(self, outputs: Any) -> Any:
+        """What the call has returned, with what its graphs have returned beside that and is kept by someone."""
+        kept = [result for each in self.results if (result := each()) is not None]
+        return (outputs, kept) if kept else outputs
 
     def has_room(self, every: Sequence[Ran], graph: Figures) -> bool:
         """Whether a graph keeps the budget beside these calls, as it was planned for a step of fewer."""

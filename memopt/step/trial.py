@@ -19,8 +19,10 @@ from memopt.graph.targets import is_collective
 from memopt.memory.aliasing import analyse
 from memopt.memory.allocator import slack_bytes
 from memopt.memory.allocator_limit import lifted
+from memopt.memory.cost.roofline import span
 from memopt.memory.hand_over import Handing, hand_overs
 from memopt.memory.measure import measure
+from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import held_tangents
 from memopt.program import InputKind, Phase, Program
 from memopt.step.planned import Planned
@@ -73,6 +75,20 @@ def trial(program: Program) -> int:
     if device.type == "cuda" and isinstance(failure, TrialMemoryError):
         torch.cuda.empty_cache()
     raise failure
+
+
+def bytes_beside(program: Program) -> int:
+    """Bytes that a trial holds beside what the program takes: inputs that are made up, and the random state."""
+    made = [
+        node.meta["val"]
+        for entry, node in zip(program.inputs, program.placeholders, strict=True)
+        if entry.kind not in (InputKind.CONSTANT, InputKind.TANGENT)
+        and node.name not in program.state
+        and isinstance(node.meta["val"], torch.Tensor)
+        and borrowed(node) is None
+    ]
+    random = torch.get_rng_state().nbytes
+    return random + sum(allocated_bytes(span(each) * each.element_size(), each.device) for each in made)
 
 
 def runs(program: Program) -> Callable[[list[Any]], Sequence[Any]]:

@@ -1,5 +1,7 @@
 """What is resident in the calls of one model."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -19,6 +21,76 @@ def test_gradients_and_optimizers_are_counted_by_kind_of_call():
     assert (plain.parameters, plain.inputs, plain.gradients) == (weights, x.nbytes, 0)
     assert added.gradients == weights
     assert plain.optimizer_state >= 2 * weights
+
+
+class Keeps(nn.Module):
+    """A model with a table that is no buffer, a state of the call before, and one that hooks of the user's keep."""
+
+    def __init__(self, table=0, state=0, kept=0):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+        self.table, self.state, self.size, self.kept = torch.zeros(table // 4), None, state, {}
+        if kept:
+            keep = self.kept
+            self.layers[1].register_forward_hook(lambda _, __, out: keep.update(it=out.detach().repeat(1, kept)))
+
+    def forward(self, x):
+        y = self.layers(x) + self.table[:16].sum()
+        if self.size:
+            y = y if self.state is None else y + self.state.mean()
+            self.state = y.detach().repeat(1, self.size)
+        return y.square().mean()
+
+
+def stepped(model, budget, steps=4):
+    torch._dynamo.reset()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run = memopt.compile(model, budget, optimizer=optimizer, backend="aten")
+    for _ in range(steps):
+        run(torch.randn(64, 16)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return run
+
+
+@pytest.mark.whole_process
+def test_what_a_model_holds_that_is_no_buffer_is_counted():
+    """A table of 4 MB was in no budget."""
+    gc.collect()
+    gc.freeze()
+    report = stepped(Keeps(table=400_000), "1MB").report
+    assert report.breakdown.buffers == 400_000
+    assert report.breakdown.total == report.peak_bytes > 400_000
+    with pytest.raises(memopt.BudgetError) as refused:
+        stepped(Keeps(table=400_000), "200kB")
+    assert 400_000 < refused.value.minimum_bytes < 480_000
+    assert stepped(Keeps(table=400_000), 0.99).report.budget_bytes > 400_000
+
+
+@pytest.mark.whole_process
+def test_what_a_model_is_given_to_hold_later_is_counted_from_the_next_look_on():
+    gc.collect()
+    gc.freeze()
+    model = Keeps()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run = memopt.compile(model, "300kB", optimizer=optimizer, backend="aten")
+    with pytest.raises(memopt.BudgetError):
+        for _ in range(2):
+            run(torch.randn(64, 16)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.cache = torch.zeros(100_000)
+
+
+@pytest.mark.whole_process
+@pytest.mark.parametrize("place", ["state", "kept"])
+def test_what_a_call_leaves_with_the_model_is_there_as_the_next_one_runs(place):
+    gc.collect()
+    gc.freeze()
+    size = 64 * 16 * 4 * 100
+    assert stepped(Keeps(**{place: 100}), int(2.5 * size)).report.notes == ()
+    with pytest.raises(memopt.BudgetError):
+        stepped(Keeps(**{place: 100}), 2 * size)
 
 
 @pytest.mark.whole_process

@@ -16,19 +16,24 @@ class Planned:
 
     measured: int | None = None
     timeline = SimpleNamespace(peak_bytes=50)
+    program = None
 
 
 @pytest.fixture(autouse=True)
 def _figures(monkeypatch):
     monkeypatch.setattr(exact_trial, "tried", lambda planned: dataclasses.replace(planned, measured=57))
+    monkeypatch.setattr(exact_trial, "collect", lambda: None)
+    monkeypatch.setattr(exact_trial, "live_bytes", lambda device: 35)
+    monkeypatch.setattr(exact_trial, "bytes_beside", lambda program: 5)
     monkeypatch.setattr(exact_trial, "measured_peak", lambda planned, default: max(item.measured for item in planned))
     monkeypatch.setattr(exact_trial, "predicted_peak", lambda planned: 50)
 
 
-def session_with(*planned, verify=True, exact=True, limit=100, older=0):
+def session_with(*planned, verify=True, exact=True, limit=100, older=0, uncounted=0):
     return SimpleNamespace(
         verify=verify, exact=exact, limit=lambda default: limit, usable=lambda limit: limit - 10,
-        resident=SimpleNamespace(total=40), older=lambda: older, step=SimpleNamespace(planned=planned),
+        resident=SimpleNamespace(total=40, device="cpu"), older=lambda: older, uncounted=lambda: uncounted,
+        step=SimpleNamespace(planned=planned),
     )  # fmt: skip
 
 
@@ -46,6 +51,14 @@ def session_with(*planned, verify=True, exact=True, limit=100, older=0):
 )
 def test_a_run_is_taken_where_it_says_something_and_fits(facts, tried):
     assert (tried_as_is(session_with(**facts), Planned()).measured is not None) == tried
+
+
+@pytest.mark.parametrize(("live", "uncounted", "tried"), [(36, 0, False), (36, 1, True)])
+def test_a_run_fits_beside_what_is_there_now(monkeypatch, live, uncounted, tried):
+    """Calls that waited for their backward were not counted where a step is planned whole: 1.35 of a budget."""
+    monkeypatch.setattr(exact_trial, "live_bytes", lambda device: live)
+    found = tried_as_is(session_with(uncounted=uncounted), Planned())
+    assert (found.measured is not None) == tried
 
 
 def test_a_refusal_names_no_less_than_the_run_takes():

@@ -32,3 +32,15 @@ def test_a_limit_that_fell_stays_below_what_was_planned_with_it():
         assert recount(session, optimizer, others)
         assert session.step.limit == session.limit(0) < planned
         assert session.fell(session.limit(0)) == planned - session.limit(0)
+
+
+def test_what_the_model_holds_by_then_is_counted_with_its_buffers():
+    torch._dynamo.reset()
+    run = memopt.compile(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)), "1MB", backend="aten")
+    run(torch.randn(32, 16)).square().sum().backward()
+    session = run._memopt.sessions.last
+    before = session.report
+    assert recount(session, session.resident.optimizer, session.resident.others, 100)
+    assert (session.resident.buffers, session.resident.attributes) == (100, 100)
+    assert session.report.breakdown.buffers == before.breakdown.buffers + 100
+    assert session.report.peak_bytes == before.peak_bytes + 100

@@ -12,7 +12,7 @@ from memopt.memory.timeline import timeline
 from memopt.program import InputKind
 from memopt.step import trial as module
 from memopt.step.planned import Planned
-from memopt.step.trial import TrialError, trial
+from memopt.step.trial import TrialError, bytes_beside, trial
 from tests.passes.build import capture_joint, trace
 
 X = torch.linspace(-1, 1, 64 * 64).reshape(64, 64)
@@ -58,6 +58,12 @@ def test_random_numbers_are_left_alone() -> None:
     state = torch.get_rng_state()
     trial(program)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_it_holds_beside_the_program_is_told() -> None:
+    random = torch.get_rng_state().nbytes
+    assert bytes_beside(trace(lambda x, y: (x.sin() + y,), X, X[0])) == random + SIZE + X[0].nbytes
+    assert bytes_beside(capture_joint(lambda x: (x.sin(),), X.clone().requires_grad_())) == random  # X is there
 
 
 def test_integers_are_valid_indices() -> None:
