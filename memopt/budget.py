@@ -193,19 +193,21 @@ class BudgetError(ValueError):
         held = format_bytes(size, short=True)
         return self._with(size, f"the process has held {held} before the call, which a budget in bytes is of too")
 
-    def allowing(self, without_bytes: int) -> BudgetError:
+    def allowing(self, without_bytes: int, output: str = "") -> BudgetError:
         """The same, saying what of the minimum is allowed for a loss that was not seen yet where that is much.
 
         Args:
             without_bytes: the minimum with nothing allowed for it.
+            output: the largest that the loss is of, in words with its place.
         """
         allowed = self.minimum_bytes - without_bytes
         if allowed <= _LITTLE * self.minimum_bytes:
             return self
-        size = format_bytes(allowed, short=True)
-        return self._with(
-            self.minimum_bytes, f"a loss that was not seen yet is allowed {size}: the least is at most that"
-        )
+        size, without = format_bytes(allowed, short=True), format_bytes(without_bytes, short=True)
+        of = f" of {output}" if output else ""
+        words = f"a loss{of} that was not seen yet is allowed {size}: the least is at most that, and {without} where "
+        words += "the loss holds nothing; one that the model's forward computes is planned with it, and may take less"
+        return self._with(self.minimum_bytes, words)
 
     def _with(self, least: int, words: str) -> BudgetError:
         """The same with another minimum, and with more in words that takes room beside the plan."""

@@ -195,3 +195,5 @@ def test_a_minimum_with_much_that_is_only_allowed_for_says_so():
     found = error.allowing(969)
     assert (found.minimum_bytes, found.budget_bytes) == (1000, 500)
     assert "a head holds 100 B; a loss that was not seen yet is allowed 31 B: the least is at most that" in str(found)
+    assert "at most that, and 969 B where the loss holds nothing" in str(found)
+    assert "a loss of float32[9] (36 B, model.py:3) that was" in str(error.allowing(9, "float32[9] (36 B, model.py:3)"))

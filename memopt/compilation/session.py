@@ -24,6 +24,7 @@ from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
+from memopt.memory.tangents import largest_output
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import Pass
 from memopt.program import Program
@@ -217,7 +218,7 @@ class Session(PlannedStep):
             except BudgetError as error:
                 refused.append(error)
             if not self.allows_no_more():
-                raise refused[0].allowing(refused[-1].minimum_bytes)
+                raise refused[0].allowing(refused[-1].minimum_bytes, largest_output(programs[-1]))
 
     def _planned_together(self, programs: Sequence[Program], request: PlanRequest, *, settled: bool) -> list[Planned]:
         """The plans of these graphs, with what is allowed for a loss by now; as `plan_training`."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from memopt.budget import format_bytes
 from memopt.memory.rounding import allocated_bytes
-from memopt.program import InputKind, Program, tensors_of
+from memopt.program import InputKind, Program, source_line, tensors_of
 from memopt.torch_compat.autograd_nodes import order_of
 
 # Values as large as the largest output that a loss holds beside the gradients of all outputs at the end of its own
@@ -47,12 +48,36 @@ def tangents_of(roots: Sequence[torch.Tensor]) -> Tangents:
 
 def tangents_of_graph(program: Program) -> Tangents:
     """The gradients that backward of a captured graph begins with, where it is the whole call; as `tangents_of`."""
-    nodes = zip(program.inputs, program.placeholders, strict=True)
-    tangents = [value for entry, node in nodes if entry.kind is InputKind.TANGENT for value in tensors_of(node)]
+    tangents = _tangents(program)
     if any(value.numel() == 1 for value in tangents):  # a loss, beside which outputs are looked at
         return Tangents()
     sizes = [_size(value) for value in tangents]
     return Tangents(0, _of_a_loss(sizes), _of_a_loss(sizes, _USUAL)) if any(sizes) else Tangents()
+
+
+def largest_output(program: Program) -> str:
+    """The largest result of forward that has a gradient, in words: its type, its bytes and its line; empty without one.
+
+    Args:
+        program: a training program as captured.
+    """
+    wanted = {tuple(value.shape) for value in _tangents(program)}
+    found = [(node, value) for node in program.output_nodes[: program.forward_outputs] for value in tensors_of(node)]
+    node, value = max(
+        ((node, value) for node, value in found if tuple(value.shape) in wanted and value.numel() > 1),
+        key=lambda item: _size(item[1]),
+        default=(None, None),
+    )
+    if node is None or value is None:
+        return ""
+    kind = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    size, line = format_bytes(_size(value), short=True), source_line(node)
+    return f"{kind} ({size}{f', {line}' if line else ''})"
+
+
+def _tangents(program: Program) -> list[torch.Tensor]:
+    nodes = zip(program.inputs, program.placeholders, strict=True)
+    return [value for entry, node in nodes if entry.kind is InputKind.TANGENT for value in tensors_of(node)]
 
 
 def _size(value: torch.Tensor) -> int:

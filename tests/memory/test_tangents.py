@@ -58,3 +58,22 @@ def test_a_loss_outside_of_several_graphs_is_inside_the_budget(loss: str) -> Non
     model.zero_grad()
     peak = resident + memopt.measure(step, within).peak_bytes
     assert peak <= within.report.budget_bytes == refused.value.minimum_bytes
+
+
+def test_a_refusal_names_the_output_that_a_loss_is_allowed_for() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(memopt.BudgetError) as refused:
+        memopt.plan(Head(), torch.randn(256, 8), "100kB", backend="aten")
+    said = str(refused.value)
+    assert "a loss of float32[256, 512] (524.29 kB, " in said and "return self.last(x.sin())) that was not seen" in said
+    assert "where the loss holds nothing; one that the model's forward computes is planned with it" in said
+    assert "test_tangents.py" in said
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(8, 512)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.sin())
