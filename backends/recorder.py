@@ -52,7 +52,7 @@ class CudaRecorder:
         if not reason and not all(value.is_cuda or value.is_pinned() for value in tensors):
             reason = "a result is not on the device"
         if reason:
-            log.info("a half is not recorded: %s", reason)
+            log.info("a graph is not captured: %s", reason)
             raise Unrecordable(reason)
 
         return graph.replay, results

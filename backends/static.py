@@ -1,4 +1,4 @@
-"""The static backend: an inference program in one preplanned arena; a steady call allocates its results only.
+"""The static backend: an inference program in one preplanned arena; a later call allocates its results only.
 
 Every value has its place before the first call (`memopt.passes.plan_buffers`). Operators write there by true out=
 overloads, by in-place overloads, or by recipes made of such; those that can do neither allocate for themselves. Views

@@ -98,7 +98,7 @@ class XlaCosts(CostTable):
 
 
 def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks, forward: Any, backward: Any) -> Any:
-    """Lower with AOTAutograd: these compilers for the two halves, memopt's own for inference."""
+    """Lower with AOTAutograd: these compilers for forward and backward graph, memopt's own for inference."""
     session = compilation_of(hooks)
 
     stays: set[str] = set()

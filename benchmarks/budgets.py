@@ -68,7 +68,7 @@ def work(job: Job, seat: Seat) -> dict[str, Any]:
 
 
 def within(run_of: Any, backend: str, budget: int) -> dict[str, Any]:
-    """A step within a budget and what was predicted of it, or what the least is."""
+    """A step within a budget and what was predicted of it, or what the minimum is."""
     try:
         row, run = run_of(Engine(backend, f"{budget}B"))
     except memopt.BudgetError as error:  # what its traceback holds goes with it
@@ -128,7 +128,7 @@ def main() -> int:
 
 def line_of(row: dict[str, Any]) -> str:
     if "seconds" not in row:
-        return f"{row['row']:8} {row.get('error') or 'refused: the least is ' + format(row['minimum_bytes'], ',')}"
+        return f"{row['row']:8} {row.get('error') or 'refused: the minimum is ' + format(row['minimum_bytes'], ',')}"
     used = f"{row['peak_bytes'] / row['budget_bytes']:6.1%}" if "budget_bytes" in row else ""
     extra = f"{row['predicted_extra']:+.1%}" if "predicted_extra" in row else ""
     figures = f"{row['peak_bytes']:12,} B {used:7} {row['seconds'] * 1e3:8.2f} ms {extra:8} {row['gradient_error']:.1e}"

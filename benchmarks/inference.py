@@ -12,7 +12,7 @@ python benchmarks/inference.py --device cuda --dtype float16 --jobs 16 --seconds
 python benchmarks/inference.py --tiny --models resnet50,bert_base
 python benchmarks/inference.py --models resnet50 --rows memopt,memopt:160MiB,memopt-freeze:120MiB --device cuda
 
-Columns: median latency of one call, the device waited for; what torch's allocator reserved at most in steady calls
+Columns: median latency of one call, the device waited for; what torch's allocator reserved at most in later calls
 (onnxruntime: what the device lost to its session), and what of it was allocated; what the device got back when the
 process ended; and the largest error against the same weights in float64, as a share of the largest value.
 """

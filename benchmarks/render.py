@@ -54,7 +54,7 @@ def step_table(result: dict[str, Any]) -> str:
     ]
     for row in result["rows"]:
         if "seconds" not in row:
-            least = f"refused: the least is {row['minimum_bytes'] / 1e6:,.0f} MB"
+            least = f"refused: the minimum is {row['minimum_bytes'] / 1e6:,.0f} MB"
             lines.append(f"| {row['setting']} | {row['budget_bytes'] / 1e6:,.0f} MB | {least} | | | |")
             continue
         cells = [
@@ -220,7 +220,7 @@ def xla_table(result: dict[str, Any]) -> str:
             continue
         share = "none" if row.get("share") is None else f"{row['share']:.0%}: {row['budget_bytes'] / 1e3:,.0f} kB"
         if "peak_bytes" not in row:
-            why = row.get("failure") or f"refused: the least is {row['minimum_bytes'] / 1e3:,.0f} kB"
+            why = row.get("failure") or f"refused: the minimum is {row['minimum_bytes'] / 1e3:,.0f} kB"
             lines.append(f"| {row['model']} | {share} | {why}{_bound(row)} | | | |")
             continue
         sizes = [f"{row[key] / 1e3:,.0f}" for key in ("peak_bytes", "temporaries_bytes")]

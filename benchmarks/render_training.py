@@ -25,7 +25,7 @@ def training_table(result: dict[str, Any]) -> str:
         if "seconds" not in row:
             # Without what torch says of every process on the device.
             why = row.get("error", "").partition(" GPU ")[0]
-            why = why or f"refused: the least is {row['minimum_bytes'] / 1e6:,.0f} MB"
+            why = why or f"refused: the minimum is {row['minimum_bytes'] / 1e6:,.0f} MB"
             lines.append(f"| {row['row']} | {budget} | {why} |{' |' * (4 + busy + clock + len(parts))}")
             continue
         kinds = ("predicted_bytes", "peak_bytes", "reserved_bytes")
@@ -131,7 +131,7 @@ def _kernels(row: dict[str, Any], whole: dict[str, Any]) -> str:
 
 
 def _is_recorded(row: dict[str, Any]) -> bool:
-    return any("recorded as CUDA graphs" in note for note in row.get("notes", ()))
+    return any("captured as CUDA graphs" in note for note in row.get("notes", ()))
 
 
 def _mark(row: dict[str, Any]) -> str:

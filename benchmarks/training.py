@@ -76,7 +76,7 @@ class Table:
         given, share = self.given, share_of(row)
         budget = None if share is None or self.reference is None else int(share * self.reference)
         changes = {"tiny": given.tiny, **({} if given.layers is None else {"layers": given.layers})}
-        # What the least is takes a plan that is refused, and then another: of all rows it is ready last.
+        # What the minimum is takes a plan that is refused, and then another: of all rows it is ready last.
         niceness = _NICE if given.jobs > 1 and row != "memopt:least" else 0
         words = {"name": self.model, "device": given.device, "dtype": given.dtype, "changes": changes}
         return Job(
@@ -180,7 +180,7 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def why_not(row: dict[str, Any]) -> str:
-    return str(row.get("error") or f"refused: the least is {row['minimum_bytes'] / 1e6:,.2f} MB")
+    return str(row.get("error") or f"refused: the minimum is {row['minimum_bytes'] / 1e6:,.2f} MB")
 
 
 def references(text: str, models: Sequence[str]) -> dict[str, int]:

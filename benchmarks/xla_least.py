@@ -52,7 +52,7 @@ class Seen(Pass):
 def least(program: Program) -> Least:
     """Look at every operator of backward.
 
-    An operand may be computed again just before it is read, and a result may take an operand's place, so neither
+    An operand may be recomputed just before it is read, and a result may take an operand's place, so neither
     counts; operands must be there at once, beside model and inputs and the gradients that earlier operators made.
     """
     kinds = {entry.name: entry.kind for entry in program.inputs}

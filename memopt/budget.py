@@ -205,7 +205,7 @@ class BudgetError(ValueError):
             return self
         size, without = format_bytes(allowed, short=True), format_bytes(without_bytes, short=True)
         of = f" of {output}" if output else ""
-        words = f"a loss{of} that was not seen yet is allowed {size}: the least is at most that, and {without} where "
+        words = f"a loss{of} that was not seen yet is allowed {size}: the minimum is at most that, and {without} where "
         words += "the loss holds nothing; one that the model's forward computes is planned with it, and may take less"
         return self._with(self.minimum_bytes, words)
 
@@ -249,7 +249,7 @@ def _explain(
     parts = {name: getattr(breakdown, name) for name in names} if breakdown is not None else {}
     largest = sorted((name for name in names if parts.get(name)), key=lambda name: -parts[name])
     least = format_bytes(minimum_bytes)
-    least = f"what stays during a step takes at least {least}" if at_least else f"the least is {least}"
+    least = f"what stays during a step takes at least {least}" if at_least else f"the minimum is {least}"
     message = f"no plan fits the budget of {format_bytes(budget_bytes)}: {least}"
     if largest:
         shown = (f"{name.replace('_', ' ')} {format_bytes(parts[name], short=True)}" for name in largest[:3])

@@ -20,7 +20,7 @@ def compile_in_place(model: nn.Module, budget: Any = None, *, as_it_is: tuple[st
     Args:
         model: the model; one that is compiled in place already is compiled anew.
         budget: as `memopt.compile` takes it.
-        as_it_is: methods whose own calls of the model run as it is: of each a plan would be made for one call.
+        as_it_is: methods whose own calls of the model run eagerly: of each a plan would be made for one call.
         options: as `memopt.compile` takes them.
 
     Raises:

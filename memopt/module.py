@@ -102,7 +102,7 @@ class CompiledModule(nn.Module):
         Raises:
             BudgetError: no plan keeps the budget. Nothing was run, and nothing of the model has changed.
             CaptureError: nothing can be planned, as graphs depend on the values of tensors or none can be captured, and
-                what the model takes as it is cannot be counted.
+                what the model takes eagerly cannot be counted.
             MemoryError: the device had less memory left than the step needs.
         """
         if torch.compiler.is_compiling() and not waited_for_other_thread():

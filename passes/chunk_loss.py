@@ -41,7 +41,7 @@ class ChunkLoss(Pass):
     in between keep those columns (`keep_padding`): one kernel makes a chunk's losses and gradients of its logits. It is
     the same one for all chunks, since each has copies of what it reads one number of for each row, its labels say.
 
-    Cases: everything from the product on that works row by row, in either half of the step, whatever it is made of:
+    Cases: everything from the product on that works row by row, in either graph of the step, whatever it is made of:
         1. `_log_softmax` and `nll_loss` with mean, sum or no reduction, class weights and an index to ignore.
         2. The same spelled out (amax, exp, sum, log, gather), as Inductor decomposes it.
         3. Element-wise operations on the logits (a cast to float32, a bias, soft capping), label smoothing, z-loss.

@@ -204,7 +204,7 @@ class _Sweep:
         self.known[origin, _layout(node), phase] = node
 
     def _equal(self, node: fx.Node) -> fx.Node | None:
-        """The node's origin, or a view of it in the same half of the step, if it has the node's layout."""
+        """The node's origin, or a view of it in the same graph of the step, if it has the node's layout."""
         for phase in (None, node.meta.get("phase")):
             found = self.known.get((self.origin[node], _layout(node), phase))
             if found is not None and found.name not in self.erased:

@@ -29,7 +29,7 @@ class MergeCommon(Pass):
     Memory: a twin that is read longer holds its memory longer. A merge is made where the peak cannot rise: the twin is
     still to be read when the node would recompute it, or both are views of one storage. Else the twin's bytes count
     against an allowance of 64 KiB for the whole program. So a mask or table that is cheap to make again and
-    large to hold is made again, and scalars are shared.
+    large to hold is recomputed, and scalars are shared.
 
     Refusals:
         - Nodes that draw random numbers, or have effects (higher-order operators among them), are never merged.

@@ -69,7 +69,7 @@ def plan_buffers(
         ValueError: the program is a training program.
     """
     if program.training:
-        raise ValueError("buffers are planned for inference programs: a training step is planned by its two halves")
+        raise ValueError("buffers are planned for inference programs: a training step is planned by its two graphs")
     planner = _Planner(program, forms or {})
     if joins:
         planner.join_all()

@@ -38,7 +38,7 @@ class SplitBatch(Pass):
     divided by the number of parts, and what is made and used up within the stretch exists for one part at a time.
 
     Cases:
-        1. Stretches of either half of the step, as long as operators allow (`patterns.batch_gradients` proves it one
+        1. Stretches of either graph of the step, as long as operators allow (`patterns.batch_gradients` proves it one
            by one), from the first operation to the last that needs an eighth of what the greediest one does.
         2. A value that stretches alone read, of backward too, is never put together: it stays in parts, each of which
            is kept or recomputed for itself.

@@ -79,7 +79,7 @@ def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_steps(request: pytest.FixtureRequest, own_patch: pytest.MonkeyPatch) -> None:
-    """A step that another test has settled is not found again: what is asked is how it is made."""
+    """A step that another test has finished is not loaded: what is asked is how it is made."""
     own_patch.setattr(warm_start, "versions", lambda: request.node.nodeid)
     own_patch.setattr(script_store, "versions", lambda: request.node.nodeid)
 

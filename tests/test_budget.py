@@ -141,7 +141,7 @@ def test_budget_error_says_what_would_help():
     error = BudgetError(minimum_bytes=3_001_999, budget_bytes=1_000_000, breakdown=Breakdown())
     assert isinstance(error, ValueError)
     assert str(error) == (
-        "no plan fits the budget of 1.00 MB (976.56 KiB): the least is 3.00 MB (2.86 MiB), the largest parts "
+        "no plan fits the budget of 1.00 MB (976.56 KiB): the minimum is 3.00 MB (2.86 MiB), the largest parts "
         "activations 3.00 MB, optimizer state 1.00 kB, parameters 500 B. What would help: a budget of 3.01MB, "
         "a smaller batch or an optimizer with less state"
     )
@@ -194,6 +194,6 @@ def test_a_minimum_with_much_that_is_only_allowed_for_says_so():
     assert error.allowing(970) is error
     found = error.allowing(969)
     assert (found.minimum_bytes, found.budget_bytes) == (1000, 500)
-    assert "a head holds 100 B; a loss that was not seen yet is allowed 31 B: the least is at most that" in str(found)
+    assert "a head holds 100 B; a loss that was not seen yet is allowed 31 B: the minimum is at most that" in str(found)
     assert "at most that, and 969 B where the loss holds nothing" in str(found)
     assert "a loss of float32[9] (36 B, model.py:3) that was" in str(error.allowing(9, "float32[9] (36 B, model.py:3)"))

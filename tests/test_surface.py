@@ -81,9 +81,9 @@ def test_graph_breaks(budget, capsys):
 
 
 def test_graph_breaks_within_eagers_own_peak(caplog):
-    """What is between two graphs takes the plan a little beyond it: the model runs as it is, which keeps it."""
+    """What is between two graphs takes the plan a little beyond it: the model runs eagerly, which keeps it."""
     assert_like_eager(Broken(), X, budget=1.0)
-    (line,) = [record.getMessage() for record in caplog.records if "runs as it is" in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if "runs eagerly" in record.getMessage()]
     assert "\n" not in line and "no plan was made: one takes at least" in line
 
 

@@ -37,7 +37,7 @@ from memopt.torch_compat.saved_tensors import hooks_in_force
 
 log = logging.getLogger("memopt")
 
-RUNS = "runs as it is: "
+RUNS = "runs eagerly: "
 RECOMPUTES = "recomputed in backward, as by torch.utils.checkpoint: "
 _WAY = "leave the budget out"
 
@@ -123,7 +123,7 @@ class AsItIs:
         self._limits: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()  # in force, in bytes
 
     def admits(self, called: Any, session: Session, kind: Kind, args: Any, kwargs: Any) -> bool:
-        """Whether a call is one that is known to run as it is, and keeps the budget now, too; else it is captured anew.
+        """Whether a call is one that is known to run eagerly, and keeps the budget now, too; else it is captured anew.
 
         Args:
             called: the kind of the call, by its inputs.
@@ -151,7 +151,7 @@ class AsItIs:
     def admit(
         self, called: Any, session: Session, kind: Kind, args: Any, kwargs: Any, error: NotCapturedError | BudgetError
     ) -> None:
-        """Let a call that is not captured, or whose plan is over the budget, run as it is; arguments as of `admits`.
+        """Let a call that is not captured, or whose plan is over the budget, run eagerly; arguments as of `admits`.
 
         Args:
             error: why there is no plan.
@@ -170,7 +170,7 @@ class AsItIs:
             way = "" if _WAY in str(error) else f": {_WAY}"
             if is_replica(self._model):  # torch traces no module of its own, as Sequential, right within it
                 way = f": compile the model within it, DistributedDataParallel(memopt.compile(model, …)), or {_WAY}"
-            raise NotCapturedError(f"{error}; what it takes as it is cannot be counted, as {eager}{way}")
+            raise NotCapturedError(f"{error}; what it takes eagerly cannot be counted, as {eager}{way}")
         reason = str(error)
         if isinstance(error, BudgetError):
             why = error.beside or "it is several graphs"
@@ -212,7 +212,7 @@ class AsItIs:
             needs = self._needs(session, kind, known, least)
             peak, most = format_bytes(plain.call - plain.base, short=True), session.least_budget(needs.most)
             others = others_in_words(session.resident.others)
-            beside = f"{others + '; ' if others else ''}{known.reason}; as it is, a call takes {peak}"
+            beside = f"{others + '; ' if others else ''}{known.reason}; eagerly a call takes {peak}"
             if least.calls:
                 lower = format_bytes(needs.call - needs.base, short=True)
                 beside += f", and {lower} with {least} recomputed in backward"
@@ -357,7 +357,7 @@ class AsItIs:
             return
         known.more = more
         size, real = format_bytes(more, short=True), format_bytes(known.real, short=True)
-        line = f"as it is, a step took {real}, {size} more than was counted before it, which is counted from now on"
+        line = f"eagerly a step took {real}, {size} more than was counted before it, which is counted from now on"
         limit = self._limit(called, session, kind, self._needs(session, kind, known, known.levers.plain))
         if known.real > session.usable(limit):
             line += f"; that was over the budget of {format_bytes(limit, short=True)}, and such calls are refused now"

@@ -1,4 +1,4 @@
-"""How a call that runs as it is saves less for backward: modules that are checkpointed, so that a limit is kept."""
+"""How a call that runs eagerly saves less for backward: modules that are checkpointed, so that a limit is kept."""
 
 from __future__ import annotations
 

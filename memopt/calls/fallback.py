@@ -1,4 +1,4 @@
-"""Calls that memopt failed at: without a budget the model runs as it is, with one it is refused in one line."""
+"""Calls that memopt failed at: without a budget the model runs eagerly, with one it is refused in one line."""
 
 from __future__ import annotations
 

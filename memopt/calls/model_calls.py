@@ -154,7 +154,7 @@ class ModelCalls:
         Raises:
             BudgetError: no plan keeps the budget. Nothing was run, and nothing of the model has changed.
             CaptureError: nothing can be planned, as graphs depend on the values of tensors or none can be captured, and
-                what the model takes as it is cannot be counted.
+                what the model takes eagerly cannot be counted.
             MemoryError: the device had less memory left than the step needs.
         """
         count_call()
@@ -366,7 +366,7 @@ class ModelCalls:
         return self.ahead.plan(self.kinds.alone(), args, kwargs)
 
     def plan_ahead(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """As `plan`; it is no error if the model is going to run as it is: without a budget, or within it."""
+        """As `plan`; it is no error if the model is going to run eagerly: without a budget, or within it."""
         self.ahead.plan_or_admit(self.kinds.alone(), self.as_it_is, args, kwargs)
 
     def _fast_path_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:

@@ -64,7 +64,7 @@ class OtherMethods:
     def _say(self, name: str) -> None:
         self._looks[name] = _LOOKS
         line = (
-            f"{type(self._model).__name__}.{name} runs as it is: beside the model's own calls it counts in a budget in "
+            f"{type(self._model).__name__}.{name} runs eagerly: beside the model's own calls it counts in a budget in "
             "bytes, alone it is held to none; to have it planned, memopt.compile a module whose forward calls it"
         )
         log.warning("memopt: %s", line)

@@ -1,7 +1,7 @@
 """Whether a call that memopt failed at is one that the model itself fails at.
 
 Fake tensors do not behave as real ones everywhere: what a model raises on them is its own error only if it raises one
-when it runs as it is. So it is run, where that is known to keep the budget, and no further than its fakes came.
+when it runs eagerly. So it is run, where that is known to keep the budget, and no further than its fakes came.
 """
 
 from __future__ import annotations

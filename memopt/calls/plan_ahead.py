@@ -83,10 +83,10 @@ class PlanAhead:
         return session.report
 
     def plan_or_admit(self, kind: Kind, as_it_is: AsItIs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """As `plan`; it is no error if such a call is going to run as it is: without a budget, or within it.
+        """As `plan`; it is no error if such a call is going to run eagerly: without a budget, or within it.
 
         Raises:
-            BudgetError, CaptureError: it cannot be planned, and not be run as it is within the budget.
+            BudgetError, CaptureError: it cannot be planned, and not be run eagerly within the budget.
         """
         self._residents.look_around(args, kwargs)
         try:

@@ -143,7 +143,7 @@ class Sessions(Mapping[Plan, Session]):
             raise NotPlanned("nothing is planned yet: call the model once, or pass example_inputs to memopt.compile")
         if session.report is None:
             refused, name = "its call was refused, or " if session.budget else "", session.model_name
-            raise NotPlanned(f"nothing is planned: {refused}no graph could be captured of {name}, which runs as it is")
+            raise NotPlanned(f"nothing is planned: {refused}no graph could be captured of {name}, which runs eagerly")
         report = session.report
         limit = None if self.reference.training is None else session.limit(0)
         if limit is not None and report.budget_bytes not in (None, limit):  # a step that was seen later told more of it

@@ -13,7 +13,7 @@ log = logging.getLogger("memopt")
 
 
 class Transformed:
-    """Such calls of one model: it runs as it is there, unless it has a budget to keep."""
+    """Such calls of one model: it runs eagerly there, unless it has a budget to keep."""
 
     def __init__(self, model: nn.Module, *, budgeted: bool) -> None:
         """Of a model, which has a budget or none."""
@@ -37,5 +37,5 @@ class Transformed:
             )
         if around not in self._said:
             self._said.add(around)
-            log.info("memopt: within %s %s runs as it is", around, name)
+            log.info("memopt: within %s %s runs eagerly", around, name)
         return self._model(*args, **kwargs)

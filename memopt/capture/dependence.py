@@ -122,7 +122,7 @@ def saved_in_part(forward: fx.GraphModule, backward: fx.GraphModule, *, breaks: 
     """What forward saves for some of its outputs only, or otherwise than eager.
 
     Args:
-        forward, backward: the halves of a step; what backward reads of forward goes by the same name.
+        forward, backward: the two graphs of a step; what backward reads of forward goes by the same name.
         breaks: whether the model has other graphs: backward is run where none of the outputs has a gradient, too.
     """
     tangents = [node for node in backward.graph.find_nodes(op="placeholder") if is_tangent(node)]

@@ -47,7 +47,7 @@ class EagerStep:
     """What PyTorch itself holds in one graph's step.
 
     Attributes:
-        forward, backward: the halves.
+        forward, backward: the two graphs of the step.
         saved, left: bytes as of `GraphPeaks`.
         alone: backward where the scalars among the outputs alone get gradients; None where no others need any.
     """

@@ -44,7 +44,7 @@ class Handed:
             self.early, self.gone = wanted.hooked.early | added, wanted.hooked.gone | added
 
     def cut(self, program: Program) -> None:
-        """Learn the program that is cut into halves now."""
+        """Learn the program that is partitioned now."""
         self.how = handing(program, analyse(program), positions(program.graph_module)) if self.gone else None
 
     def watched(self, places: Callable[[Collection[str]], Sequence[int]]) -> ToBeGone:

@@ -1,4 +1,4 @@
-"""A training program from AOTAutograd's joint graph, and back to the two halves that AOTAutograd wants."""
+"""A training program from AOTAutograd's joint graph, and back to forward and backward graph that AOTAutograd wants."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def refusal(error: memopt.BudgetError) -> str:
     """Why a budget was refused; where its least is within it, what else was in the way."""
     least = memopt.budget.format_bytes(error.minimum_bytes)
     if error.minimum_bytes > error.budget_bytes:
-        return f"refused: the least is {least}"
+        return f"refused: the minimum is {least}"
     cause = error.__cause__ or error.__context__
     why = _reason(cause) if cause is not None else "steps took more than was planned"
     return f"refused, though the least, {least}, is within the budget: {why}"

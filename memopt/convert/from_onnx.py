@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from memopt.budget import format_bytes
 from memopt.convert.arrays import to_tensor
-from memopt.convert.blame import culprit
+from memopt.convert.bisect_failure import culprit
 from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.convert.lower import Lowered, lowered
 from memopt.convert.measure import as_file, costs

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from memopt.convert.clamp_mask_constants import within_float16
 from memopt.convert.errors import ConversionError
-from memopt.convert.hiding import within_float16
 from memopt.convert.precision import choose, is_float32
 from memopt.onnx.edit import Edit, drop_initializer
 from memopt.onnx.load import prepare

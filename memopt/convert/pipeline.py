@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 
 from memopt.convert.arrays import to_array
-from memopt.convert.blame import culprit, second_opinion
+from memopt.convert.bisect_failure import culprit, second_opinion
 from memopt.convert.capture import Captured, capture
 from memopt.convert.emit import DEFAULT_OPSET, emit, output_names
 from memopt.convert.errors import ConversionError, DifferenceError
@@ -22,9 +22,9 @@ from memopt.convert.key_values import without_cache
 from memopt.convert.lower import lowered
 from memopt.convert.measure import as_file, costs
 from memopt.convert.options import Options
+from memopt.convert.pretranspose_weights import pretranspose_weights
 from memopt.convert.record import Conversion, count_nodes, signature
 from memopt.convert.rewriting import PROVED_BYTES, check_form, rewritten
-from memopt.convert.turn import turn_weights
 from memopt.convert.verify import HIDDEN_NOTE, expect, made_inputs, reason_of, trials, verify
 from memopt.convert.widen import widened
 from memopt.convert.write import staged
@@ -95,7 +95,7 @@ def convert_captured(
         exported = emit(captured, names, _opset(captured, options))
         before, plain = count_nodes(exported), as_file(exported) if options.measure else None
         size = skeleton(exported).ByteSize() + weight_bytes(exported)
-        turn_weights(exported)
+        pretranspose_weights(exported)
     with clock("passes"):
         feeds = [as_arrays(made_inputs(captured, sizes, seed), exported) for seed, sizes in enumerate(_sets(captured))]
         model, records, notes = rewritten(

@@ -174,7 +174,7 @@ class _Marker:
         self.found: dict[fx.Node, None] | None = None  # what the last round found not to be stored
         self.stored: set[fx.Node] = set()  # what is stored only for the sake of kernels after a library call
         self.marked = {node for node in self.nodes if node.meta.get("stored")}  # what is stored in any case
-        # Library calls before it, and ends of halves: kernels are fused between two such only.
+        # Library calls before it, and ends of graphs: kernels are fused between two such only.
         self.window: dict[fx.Node, int] = {}
         self.last: dict[fx.Node, int] = {}  # the last window in which a kernel reads it, or what is computed from it
         self.limits: dict[bool, tuple[int, int]] = {}  # Inductor's thresholds on operations and reads, on CPU or not

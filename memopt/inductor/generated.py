@@ -106,12 +106,12 @@ def recordable(forward: GeneratedCode, backward: GeneratedCode, ends: Ends, pool
     """Both graphs, loaded, as a step that may be recorded, and runs as they do until it is started.
 
     Args:
-        forward, backward: the halves' code.
-        ends: what is at the halves' ends.
+        forward, backward: the code of both.
+        ends: what is at both graphs' ends.
         pool: where they would be recorded.
 
     Returns:
-        The step, by which the halves run from now on; None where a half has no code.
+        The step, by which both graphs run from now on; None where a graph has no code.
     """
     first, second = forward.load(), backward.load()
     if first is None or second is None:

@@ -182,7 +182,7 @@ class Halves:
         return None if ends is None else recordable(forward, backward, ends, pool)
 
     def at(self, sized: Callable[[Any], Any]) -> Halves:
-        """The same halves to count what their code takes, with other fake values at its ends: those of other sizes."""
+        """The same graphs to count what their code takes, with other fake values at its ends: those of other sizes."""
         found = copy.copy(self)
         found._followed = None
         for name in ("forward", "backward"):

@@ -13,11 +13,11 @@ from torch import fx
 from memopt.backends.aten import Boxed
 from memopt.backends.chunked import ChunkedCode, NotInPieces, is_chunked
 from memopt.backends.cuda_graph import Replay
+from memopt.backends.eager_epilogue import split_epilogue
 from memopt.backends.fused_convolution import Worth, find_fusions, fuse_convolutions, read_by
 from memopt.backends.inputs import UserInputs
 from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.static import Arena, device_of
-from memopt.backends.tail import split_tail
 from memopt.common.phases import phase
 from memopt.graph.weights import only
 from memopt.inductor.edits import edits
@@ -46,7 +46,7 @@ class InductorFunction:
     """A program as Inductor code: takes the values of all inputs but constants in a list, which it empties.
 
     Parameters and buffers are arguments, read where the model keeps them: nothing is held twice. On CUDA all kernels
-    are one graph, but for large results (see `memopt.backends.tail`). Calls from several threads take turns.
+    are one graph, but for large results (see `memopt.backends.eager_epilogue`). Calls from several threads take turns.
     """
 
     def __init__(self, program: Program, turns: Arena) -> None:
@@ -60,7 +60,7 @@ class InductorFunction:
         self._turns, self._inputs = turns, UserInputs(program)
         self._replay: Replay | None = None
         self._reason = _reason_against(program, turns.device)
-        self._split = None if self._reason else split_tail(program, _compiled_module)
+        self._split = None if self._reason else split_epilogue(program, _compiled_module)
         self._head = program if self._split is None else self._split.head
         self._constants = _constants_of(self._head)
         with phase("compiling kernels"):

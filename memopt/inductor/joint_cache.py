@@ -2,7 +2,7 @@
 
 By itself torch knows nothing of plans: what it keeps of one budget it would return for another. Here what a plan
 depends on before a graph is traced is part of the key, and an entry is written only when the step is settled, be it
-after many attempts. Found again, neither the joint graph is traced nor a half generated.
+after many attempts. Loaded, neither the joint graph is traced nor a half generated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class JointCache:
         """Within: a graph that is lowered is found in the cache.
 
         Args:
-            forward, backward: take the code of its halves.
+            forward, backward: take the code of its two graphs.
 
         Raises:
             AbsentError: it is not there.
@@ -83,7 +83,7 @@ def _with_metadata(plain: Callable[[fx.GraphModule], Any]) -> Callable[[fx.Graph
         try:
             return plain(half)
         except Exception as error:  # only compiled autograd, which is not in use here, would ask for it
-            log.info("a half is not serialized: %s: %s", type(error).__name__, first_line(error))
+            log.info("a graph is not serialized: %s: %s", type(error).__name__, first_line(error))
             return None
         finally:
             half.meta = meta

@@ -14,12 +14,12 @@ from memopt.capture.joint import Halved, constants_to_attributes, drop_outputs, 
 from memopt.capture.let_go import mark_let_go
 from memopt.common.phases import phase
 from memopt.inductor.added import mark_added, return_early
+from memopt.inductor.extra_rematerialization import rematerialize_saved
 from memopt.inductor.kinds import is_library_call
 from memopt.inductor.partition import saved_bytes
 from memopt.inductor.peak_estimate import expected_bytes
 from memopt.inductor.peak_lower_bound import least_bytes
-from memopt.inductor.sinks import put_off_sinks
-from memopt.inductor.spared import spare_saved
+from memopt.inductor.weight_gradients import delay_weight_gradients
 from memopt.memory.hand_over import mark_handed
 from memopt.pass_manager import Pass
 from memopt.step.budget_trial import step_decides
@@ -120,7 +120,7 @@ class MinCutPartition:
         return halves
 
     def _cut_known(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved | None:
-        """As `cut`; what was made with all rewrites, to see whether any helps, is not made again."""
+        """As `cut`; what was made with all rewrites, to see whether any helps, is not repeated."""
         if self._with_all is None or self._with_all[0] != self.request.lowering:
             return self.cut(joint, joint_inputs, **options)
         self.hooks.rewrite(joint, options["num_fwd_outputs"], self.request)
@@ -172,7 +172,7 @@ class MinCutPartition:
         whole = forward, backward
         while True:
             if self.spared and not self.request.lowering:
-                less = spare_saved(*whole, kept, self.spared, program.mutated)
+                less = rematerialize_saved(*whole, kept, self.spared, program.mutated)
                 if less is None:
                     return None
                 forward, backward = less
@@ -186,7 +186,7 @@ class MinCutPartition:
                 return None
         self.short = bool(session.excess_with(self._expected))
         keep_small_inputs(forward, backward, kept)
-        backward = put_off_sinks(forward, backward, kept, session.excess_with)
+        backward = delay_weight_gradients(forward, backward, kept, session.excess_with)
         mutations_in_place(forward, program, num_fwd_outputs)
         return forward, backward
 

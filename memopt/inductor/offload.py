@@ -1,4 +1,4 @@
-"""Saved values that wait in the host's memory between forward and backward, in the halves of a planned step.
+"""Saved values that wait in the host's memory between forward and backward, in both graphs of a planned step.
 
 Both graphs are in the plan's order. Of what forward makes for backward, large values leave as soon as they are made and
 come back just in time; which ones, and where, is `memopt.solve.offload`'s to say. The plan does not know of it: its
@@ -98,7 +98,7 @@ def candidates(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, 
     """What forward makes for backward alone and nothing else may write to: each by itself, and large enough.
 
     Args:
-        forward, backward, outputs: the halves.
+        forward, backward, outputs: the two graphs of the step.
         least: the fewest bytes of one.
     """
     results: Any = forward.graph.output_node().args[0]
@@ -141,7 +141,7 @@ def problem_of(
     """What may travel, in plain numbers.
 
     Args:
-        forward, backward: the halves.
+        forward, backward: the two graphs of the step.
         found: what forward makes that may wait.
         seconds: what operations take, by the name that they have in forward and, recomputed, there.
         link: bytes per second to the host, and from it.
@@ -190,10 +190,10 @@ def sent(
     problem: Problem,
     ways: Collection[Trip],
 ) -> Halved:
-    """Copies of the halves in which values go these ways.
+    """Copies of both graphs in which values go these ways.
 
     Args:
-        forward, backward, outputs: the halves.
+        forward, backward, outputs: the two graphs of the step.
         found: the values of the problem.
         problem: where they have to be back.
         ways: which of them travel, and where; at least one.

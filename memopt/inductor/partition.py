@@ -71,7 +71,7 @@ class Partition(CustomPartitionerFn):
     def uuid(self) -> Any | None:
         """What stands for the hook in the keys of Inductor's cache.
 
-        These go by the halves that come of the plan: beside them only the fusion policy matters, and what backward's
+        These go by both graphs that come of the plan: beside them only the fusion policy matters, and what backward's
         code may write over.
         """
         return self.token if self.donated is None else b"%b, donated %b" % (self.token, repr(self.donated).encode())

@@ -28,8 +28,8 @@ _forwards: WeakKeyDictionary[fx.GraphModule, int] = WeakKeyDictionary()
 def expected_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> int:
     """About the bytes that both graphs take, above what was there before: what is fused away takes none.
 
-    The halves run in their own order, and a kernel writes over what it reads last, unless several of its values are
-    computed of that, or it waited for backward. Inputs that are saved in another layout are there twice. Code took 0 to
+    Each runs in its own order, and a kernel writes over what it reads last, unless several of its values are computed
+    of that, or it waited for backward. Inputs that are saved in another layout are there twice. Code took 0 to
     6 % more for transformers and a U-Net, up to a quarter more for networks of convolutions, whose batch norms read
     what would be fused.
 

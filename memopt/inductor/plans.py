@@ -15,7 +15,7 @@ from memopt.step.plan_feedback import corrected_by, leaves_much
 from memopt.step.plan_request import PlanRequest
 from memopt.step.planned import fingerprint
 
-# Code of a plan took up to 6 % more than is expected of its halves, for transformers.
+# Code of a plan took up to 6 % more than is expected of its two graphs, for transformers.
 _EXPECTED = 0.95
 # A plan that was made for more bytes, and takes at most budget / _WORTH more, is not worth code.
 _WORTH = 100
@@ -50,7 +50,7 @@ class Plans(Generic[T]):
         self._elsewhere = {} if known is None else known
         self._last, self.same = "", True
         self._room: dict[str, tuple[int, int]] = {}  # what plans were corrected by, and their bytes
-        self._expected = 0  # bytes that the halves of the last cut are expected to take
+        self._expected = 0  # bytes that forward and backward graph of the last partition are expected to take
         self._factor: float | None = None  # what code took of that, at most, once there is some
 
     @property

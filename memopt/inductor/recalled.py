@@ -25,7 +25,7 @@ class RecalledCode:
 
     Attributes:
         run: the step.
-        forward, backward: the halves' code.
+        forward, backward: the code of both.
     """
 
     run: Callable[..., Any]
@@ -61,7 +61,7 @@ def recalled(
 
 
 def digest_of(forward: GeneratedCode | None, backward: GeneratedCode | None) -> str:
-    """What tells the code of two halves from other code; empty where a half has none."""
+    """What tells the code of forward and backward graph from other code; empty where one has none."""
     if forward is None or backward is None or forward.wrapper is None or backward.wrapper is None:
         return ""
     text = f"{forward.wrapper.source}\0{backward.wrapper.source}"

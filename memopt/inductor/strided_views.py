@@ -46,7 +46,7 @@ def show_bases(graph: fx.Graph) -> None:
 def copy_bases(graph: fx.Graph) -> None:
     """Have `as_strided` read a copy where Inductor's passes would leave out the one that it reads.
 
-    They do so before a step is planned and in each of its halves, and planning leaves out a copy of a copy between.
+    They do so before a step is planned and in each of its two graphs, and planning leaves out a copy of a copy between.
     """
     show_bases(graph)
     for node in graph.find_nodes(op="call_function", target=_AS_STRIDED):

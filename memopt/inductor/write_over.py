@@ -41,7 +41,7 @@ def write_over(
 ) -> bool:
     """Edit the program: what kernels make takes the place of large results of library calls that they read last.
 
-    Both live in one half of the step only, and neither leaves the program. What else reads the earlier value does so
+    Both live in one graph of the step only, and neither leaves the program. What else reads the earlier value does so
     before: the operator that stands for the later one reads what that makes.
 
     Args:

@@ -30,7 +30,7 @@ def to_text(monitor: Monitor) -> str:
         lines += ["", *align([step_head(steps), *map(step_row, some(steps))])]
     lines += ["", *leak_lines(monitor.leaks)]
     if monitor.modules:
-        lines += ["", "modules by what they leave held for backward:"]
+        lines += ["", "modules by what they leave saved for backward:"]
         lines += align([MODULE_HEAD, *map(module_row, largest(monitor.modules, SHOWN))], right=(2, 3))
     if monitor.filled.tensors:
         lines += ["", f"what filled the device at the highest peak, {size(monitor.filled.bytes)}:"]
@@ -83,7 +83,7 @@ def leak_lines(leaks: Sequence[Leak]) -> list[str]:
     return ["leaks, tensors that each step leaves:", *align([LEAK_HEAD, *rows], right=(0, 1, 2)), *more]
 
 
-MODULE_HEAD = ("module", "class", "held for backward", "peak in forward")
+MODULE_HEAD = ("module", "class", "saved for backward", "peak in forward")
 LEAK_HEAD = ("bytes", "a step", "tensors", "type", "why it stays", "made in", "line")
 TENSOR_HEAD = ("bytes", "tensors", "type", "what", "module", "line")
 

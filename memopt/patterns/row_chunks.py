@@ -52,7 +52,7 @@ def run_in_chunks(region: RowRegion, chunk: int, ahead: GradInForward | None = N
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """What the halves tell each other.
+    """What forward and backward tell each other.
 
     Attributes:
         whole: narrow values put together from the chunks, [rows, ...].
@@ -81,7 +81,7 @@ def _read_by_backward(region: RowRegion) -> frozenset[fx.Node]:
 
 
 class _Half:
-    """The chunks of one half of the step; of both, where backward's values are computed ahead."""
+    """The chunks of one graph of the step; of both, where backward's values are computed ahead."""
 
     def __init__(
         self, region: RowRegion, phase: Phase, known: _Known, ahead: GradInForward | None, waiting: int

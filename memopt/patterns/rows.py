@@ -205,7 +205,7 @@ class _Finder:
         return math.prod(value.shape[:-1]) == self.rows
 
     def _between(self) -> set[fx.Node]:
-        """Narrow values that are computed from wide ones and needed for wide ones in the same half of the step."""
+        """Narrow values that are computed from wide ones and needed for wide ones in the same graph of the step."""
         after = _reach(self.narrow, lambda node: node.users, self.wide)
         before = _reach(self.wide, lambda node: node.all_input_nodes, set())
         return (after & before) - self.wide
@@ -343,7 +343,7 @@ class _Finder:
 
 
 def _reach(starts: Iterable[fx.Node], step: Callable[[fx.Node], Iterable[fx.Node]], stop: set[fx.Node]) -> set[fx.Node]:
-    """What can be reached from the nodes within one half of the step, themselves included; not on from `stop`."""
+    """What can be reached from the nodes within one graph of the step, themselves included; not on from `stop`."""
     found: set[fx.Node] = set()
     work = list(starts)
     while work:

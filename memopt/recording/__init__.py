@@ -1,1 +1,1 @@
-"""Training steps recorded as CUDA graphs: how they run, where their blocks lie, and whether one is worth it."""
+"""Training steps captured as CUDA graphs: how they run, where their blocks lie, and whether one is worth it."""

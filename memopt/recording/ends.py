@@ -1,4 +1,4 @@
-"""What is at the ends of a step's halves, which are recorded one after the other."""
+"""What is at the ends of a step's forward and backward graph, which are recorded one after the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-    """What is at the ends of a step's halves.
+    """What is at the ends of a step's forward and backward graph.
 
     Attributes:
         fixed: positions of forward's arguments that are read where they lie: parameters and buffers.
@@ -30,7 +30,7 @@ def ends_of(
     fixed: Collection[str],
     gradient_of: Sequence[str | None] = (),
 ) -> Ends | None:
-    """The ends of two halves, by names of values; None where backward takes what forward does not pass on last.
+    """The ends of both graphs, by names of values; None where backward takes what forward does not pass on last.
 
     Args:
         inputs: forward's arguments.

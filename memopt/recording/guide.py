@@ -45,7 +45,7 @@ class Guide:
         self._steering: Steering | None = None
 
     def leads(self, forward: Call, backward: Call) -> None:
-        """These are the halves."""
+        """These are forward and backward graph."""
         self.forward, self.backward = forward, backward
 
     def before(self, line: int) -> None:

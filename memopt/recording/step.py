@@ -1,12 +1,12 @@
 """Both graphs of a training step as recordings: one launch each, where the device would wait for the host.
 
-A recording runs the generated code's own kernels in their order, on the addresses that it was made with. What a half
+A recording runs the generated code's own kernels in their order, on the addresses that it was made with. What a graph
 is given is copied to where its recording reads it, which is free for others once it has been read for the last time;
 parameters and buffers are read where they lie. Forward's large
 results and gradients are lent until the next step (see `memopt.recording.lent`), small results are copied out: losses,
-which loops keep. What is saved for backward stays where it is: autograd holds it between the halves.
+which loops keep. What is saved for backward stays where it is: autograd holds it between forward and backward.
 
-Whatever is not as it was when the halves were recorded runs as the generated code does: a weight that lies elsewhere, a
+Whatever is not as it was when both were recorded runs as the generated code does: a weight that lies elsewhere, a
 second forward before the first one's backward, a backward that keeps its graph.
 
 Forward's recording may begin before the call is known to be one for it (see `memopt.recording.speculative`): what it
@@ -32,9 +32,9 @@ from memopt.memory.places import places_of, same_places
 from memopt.recording.copies import copies_of, copy, lying_as, unheld
 from memopt.recording.ends import Ends
 from memopt.recording.lent import Loan, address_of, seen, view
-from memopt.recording.overwritten import Overwritten, can_be_put_back
 from memopt.recording.pool import Pool
 from memopt.recording.results import to_lend, with_versions_of
+from memopt.recording.rollback import Rollback, can_be_put_back
 from memopt.recording.speculative import meet
 from memopt.torch_compat.backward import keeps_graph
 from memopt.torch_compat.storages import storage_id
@@ -65,7 +65,7 @@ class RecordedStep:
     """Forward and backward of one graph, recorded when they are called for the first time after `start`.
 
     Attributes:
-        ends: of the halves.
+        ends: of both graphs.
         reason: why nothing is recorded any more; empty as long as it may be.
     """
 
@@ -114,7 +114,7 @@ class RecordedStep:
         return known
 
     def start(self) -> None:
-        """Record the halves from now on."""
+        """Record both graphs from now on."""
         self._started = not self.reason
 
     @contextlib.contextmanager
@@ -158,7 +158,7 @@ class RecordedStep:
         self._own_places: list[int] = []
         self._tangents: list[Any] = []
         self._gradients: list[Any] = []
-        self._overwritten = Overwritten([])  # by forward, of the model
+        self._overwritten = Rollback([])  # by forward, of the model
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class RecordedStep:
         saved = self._returned[self.ends.results :]
         self._own = [i for i, v in enumerate(saved) if isinstance(v, torch.Tensor) and address_of(v) not in known]
         self._own_places = [saved[index].data_ptr() for index in self._own]
-        self._overwritten = Overwritten([self._inputs[index] for index in self._written or ()])
+        self._overwritten = Rollback([self._inputs[index] for index in self._written or ()])
         fixed = {id(self._inputs[index]): index for index in self.ends.fixed}
         for index, value in enumerate(self._returned):  # weights are handed on as they come
             if id(value) in fixed:

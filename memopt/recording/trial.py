@@ -62,8 +62,8 @@ _UNSTEADY = 4.0
 class Gain(enum.Enum):
     """Why a step is recorded, as reports say it."""
 
-    TIME = "forward and backward of the step are recorded as CUDA graphs, which was faster, or as fast to 1 %"
-    MEMORY = "forward and backward of the step are recorded as CUDA graphs, which takes less memory"
+    TIME = "forward and backward of the step are captured as CUDA graphs, which was faster, or as fast to 1 %"
+    MEMORY = "forward and backward of the step are captured as CUDA graphs, which takes less memory"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Tried:
     """What came of a trial.
 
     Attributes:
-        reason: why the step is not recorded; empty where it is.
+        reason: why the step is not captured as CUDA graphs; empty where it is.
         missing_bytes: what it would take beyond the limit, where that is the reason; else 0.
         reserved_bytes: the most that the allocator held in steps of the recording, where it is taken.
         expected_bytes: what was expected of that, before there was a recording; 0 where its blocks are not led.
@@ -132,7 +132,7 @@ def try_recording(
 
     take = functools.partial(_taken, run, given, written, device)
 
-    stage("recording the step")
+    stage("capturing the step as CUDA graphs")
     with phase("recording steps"), no_fake_mode(), out_of_trace():
         with lifted(device) if beyond_limit else contextlib.nullcontext():
             plain = take()
@@ -219,7 +219,7 @@ def _given_up(step: RecordedStep, pool: Pool, reason: str) -> Tried:
     pool.release()
     collect_all()  # of what a recording leaves in cycles, its memory is held by the allocator
     torch.cuda.empty_cache()
-    log.info("the step is not recorded: %s", reason)
+    log.info("the step is not captured as CUDA graphs: %s", reason)
     return Tried(reason)
 
 

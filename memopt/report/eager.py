@@ -1,4 +1,4 @@
-"""The report of a call that runs as it is within a budget."""
+"""The report of a call that runs eagerly within a budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def eager_report(session: Session, needed: int, limit: int, gradients: int, measured: int | None, plain: int) -> Report:
-    """Put a call on record that runs as it is, as there is no plan.
+    """Put a call on record that runs eagerly, as there is no plan.
 
     Args:
         session: of the call; the graphs that it has captured stay on record.

@@ -21,7 +21,7 @@ def curve_beside(problem: StepProblem, kernels: Sequence[bool] = (), *, seconds:
     """The trade-off between seconds and what each half takes, and what is saved between them.
 
     A plan with the least peak of its own may save more than one that recomputes everything at once. That one is
-    found where a moment between the halves is the dearest: by a workspace there as large as the step.
+    found where a moment between forward and backward is the dearest: by a workspace there as large as the step.
 
     Args:
         problem: the graph's step in plain numbers.
@@ -52,7 +52,7 @@ def _takes_no_more(one: HalfPeaks, other: HalfPeaks) -> bool:
 
 
 def _saved_alone(problem: StepProblem) -> StepProblem:
-    """The same step whose dearest moment is one between its halves, whatever is computed in them."""
+    """The same step whose dearest moment is one between its two graphs, whatever is computed in them."""
     at = problem.forward
 
     def with_moment(values: tuple[T, ...], own: T) -> tuple[T, ...]:

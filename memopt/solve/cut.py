@@ -11,7 +11,7 @@ _ENDLESS = 1 << 80
 class SavingCut:
     """Minimizes Σ price over saved storages + Σ cost over recomputed operations.
 
-    Every storage that backward reads is saved, or made again by its operation from storages that are saved or made
+    Every storage that backward reads is saved, or recomputed by its operation from storages that are saved or made
     again. Each operation supplies its cost as flow, each storage lets its price pass; flow ends where backward reads.
     Prices only rise from call to call: the flow found for one set of prices is the start for the next.
     """

@@ -17,7 +17,7 @@ class HalfPeaks:
     Attributes:
         forward: the most at any step of the forward graph.
         backward: the most at any step of the backward graph, what was saved included.
-        saved: alive between the halves: what backward reads, and what the caller holds.
+        saved: alive between forward and backward: what backward reads, and what the caller holds.
     """
 
     forward: int

@@ -32,7 +32,7 @@ def in_place_floor(problem: StepProblem, over: Sequence[tuple[int, int]], *, sec
 
 
 def shared(problem: StepProblem, over: Sequence[tuple[int, int]]) -> StepProblem:
-    """The same step in which results are written over what they are made of, and neither is made again.
+    """The same step in which results are written over what they are made of, and neither is recomputed.
 
     Args:
         problem: the step in numbers.

@@ -54,7 +54,7 @@ class Curve:
     Attributes:
         points: plans with rising seconds, and falling peak; none is worse than another in both. Of a graph beside
             others (`curve_beside`), none is worse in seconds and all bytes: peaks may rise, where less is saved.
-        peaks: of each plan, what its halves take where kernels write over what they read last; empty where that was
+        peaks: of each plan, what its two graphs take where kernels write over what they read last; empty where that was
             not asked for.
     """
 

@@ -146,7 +146,7 @@ class Search:
         steps = (above[gaps.end] - above[gaps.start + 1]) * gaps.waits
         bases = np.searchsorted(outcome.bases, gaps.end) - np.searchsorted(outcome.bases, gaps.start)
         crossing = gaps.start < self.problem.forward
-        steps[~crossing & (bases < 1)] = 0  # a copy cannot be dropped and made again for one and the same operation
+        steps[~crossing & (bases < 1)] = 0  # a copy cannot be dropped and recomputed for one and the same operation
         benefit = self.sizes[gaps.storage] * steps
         candidates = np.flatnonzero(benefit > 0)
         score = benefit[candidates] / (self.own[gaps.storage[candidates]] + self.dust)

@@ -30,7 +30,7 @@ class Job(NamedTuple):
 
 
 def searched(jobs: list[Job]) -> list[Curve]:
-    """The trade-off of each problem, one after the other, with what the halves of its plans take.
+    """The trade-off of each problem, one after the other, with what both graphs of its plans take.
 
     Equal ones, as those of a block that runs several times, are searched once, in the time of all.
     """
@@ -49,7 +49,7 @@ def _searched(job: Job) -> Curve:
 
 
 def with_peaks(found: Curve, problem: StepProblem, kernels: tuple[bool, ...]) -> Curve:
-    """The same curve with what the halves of its plans take: thousands of operations, for each of hundreds of plans."""
+    """The same curve with what the graphs of its plans take: thousands of operations, for each of hundreds of plans."""
     schedules = (point.schedule for point in found.points)
     return dataclasses.replace(found, peaks=all_half_peaks(problem, schedules, kernels))
 

@@ -25,7 +25,7 @@ from memopt.torch_compat.storages import id_of_storage
 _MOST = 1 << 16
 
 
-# In place of a graph's fingerprint: of a call that runs as it is.
+# In place of a graph's fingerprint: of a call that runs eagerly.
 AS_IT_IS = "as it is"
 
 

@@ -25,7 +25,7 @@ class GraphPeaks:
     Attributes:
         forward: the most during its forward graph.
         backward: the most during its backward graph, its saved tensors included.
-        saved: alive between the halves: saved tensors, and outputs that the caller holds.
+        saved: alive between forward and backward: saved tensors, and outputs that the caller holds.
         left: alive after backward: gradients of parameters, and outputs that the caller holds.
         gradients: of these, by the parameter's name: what another graph adds to the same gradient takes no more.
         alone: the most in backward as eager runs it, where of the outputs the scalars alone get gradients; None where
@@ -111,7 +111,7 @@ def scheduled_peaks(program: Program, lowering: Lowering, schedule: Schedule) ->
 
 
 def graph_peaks(program: Program, lowering: Lowering, halves: Sequence[HalfPeaks]) -> list[GraphPeaks]:
-    """The peaks of a training program by several schedules, of which each takes such halves."""
+    """The peaks of a training program by several schedules, of which each takes such graphs."""
     left = _left_bytes(program, sum(lowering.problem.sizes[s] for s in lowering.problem.pinned))
     gradients = gradients_of(program)
     return [GraphPeaks(half.forward, half.backward, half.saved, left, gradients) for half in halves]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # The search for less goes by limit / _STEP at least.
 _STEP = 20
-# A program in chunks of more calls than this is not made only to say what the least is, where that is far away.
+# A program in chunks of more calls than this is not made only to say what the minimum is, where that is far away.
 _CALLS = 1500
 _FAR = 2  # times what there is
 _LOSS = 10  # size / _LOSS is allowed for what an engine's layout takes beyond the figure
@@ -39,7 +39,7 @@ class HopelessError(Exception):
     """
 
     def __init__(self, planned: Planned, least_bytes: int, reason: str) -> None:
-        super().__init__(f"the least is {least_bytes} bytes")
+        super().__init__(f"the minimum is {least_bytes} bytes")
         self.planned, self.least_bytes, self.reason = planned, least_bytes, reason
 
 

@@ -45,7 +45,7 @@ def recomputed_from(forward: fx.GraphModule, backward: fx.GraphModule) -> list[s
     """Names of the inputs of forward that backward reads to recompute values.
 
     Args:
-        forward, backward: the halves of a step; what backward reads of forward goes by the same name.
+        forward, backward: the two graphs of a step; what backward reads of forward goes by the same name.
     """
     made = {node.name: node for node in forward.graph.nodes}
     found: dict[str, None] = {}
@@ -103,7 +103,7 @@ def copy_small_inputs(graph: fx.Graph, inputs: Collection[fx.Node]) -> None:
 
 
 def keep_small_inputs(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
-    """The same for halves that were cut without a plan, edited.
+    """The same for graphs that were cut without a plan, edited.
 
     Args:
         forward: the forward graph.

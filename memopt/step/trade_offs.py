@@ -36,5 +36,5 @@ def curves_of(
 
 
 def peaks_on(found: Curve, lowering: Lowering) -> tuple[HalfPeaks, ...]:
-    """What the halves of each plan on a curve take."""
+    """What both graphs of each plan on a curve take."""
     return found.peaks or with_peaks(found, lowering.problem, lowering.kernels).peaks

@@ -63,7 +63,7 @@ class FinishedStep:
         written: positions of the arguments that the step writes to; None where no step could be taken.
         full_speed: whether the allocator handed nothing back in a step of it.
         gain: what it is recorded for; None where it is not.
-        ends: of the halves that are recorded.
+        ends: of both graphs that are recorded.
         backward: what is looked at when backward begins.
         peaks: what the graph takes as it runs.
         eager: the same as eager runs it.

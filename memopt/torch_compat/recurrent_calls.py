@@ -39,13 +39,13 @@ def _transformed() -> bool:
 
 def _layered(kind: str, input: torch.Tensor, hx: Any, *others: Any) -> Any:
     if len(others) != 7 or isinstance(others[0], torch.Tensor):
-        torch._dynamo.graph_break(msg="a packed sequence: a recurrent layer runs it as it is")
+        torch._dynamo.graph_break(msg="a packed sequence: a recurrent layer runs it eagerly")
     if _transformed():
-        torch._dynamo.graph_break(msg="a recurrent layer is differentiated by torch.func: it runs as it is")
+        torch._dynamo.graph_break(msg="a recurrent layer is differentiated by torch.func: it runs eagerly")
     weights, biases, layers, dropout, train, bidirectional, batch_first = others
     drops = dropout > 0 and train and layers > 1
     if input.device.type not in ("cpu", "cuda"):
-        torch._dynamo.graph_break(msg=f"a recurrent layer on {input.device.type} runs as it is")
+        torch._dynamo.graph_break(msg=f"a recurrent layer on {input.device.type} runs eagerly")
     x = input.transpose(0, 1) if batch_first else input
     states = list(hx) if kind == "LSTM" else [hx]
     autocast = torch.get_autocast_dtype(input.device.type) if torch.is_autocast_enabled(input.device.type) else None

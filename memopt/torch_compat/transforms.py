@@ -1,4 +1,4 @@
-"""What can be in force around a call so that torch.compile does not compile it: it would run as it is, or fail.
+"""What can be in force around a call so that torch.compile does not compile it: it would run eagerly, or fail.
 
 For transforms Dynamo even gives up the frame for good, and with it the frame of every later model that is made of
 torch's own layers. Tried on torch 2.11, 2.13 and 2.14.

@@ -32,7 +32,7 @@ class Piece:
 def cut(module: fx.GraphModule, size: int) -> list[Piece]:
     """Cut a graph every `size` operators, in its own order.
 
-    What crosses a cut is a tensor that owns its storage: views are made again in each piece that reads them, so that a
+    What crosses a cut is a tensor that owns its storage: views are rebuilt in each piece that reads them, so that a
     cut never copies a tensor for the sake of its shape. Slices are taken where their source is made if nothing else is
     read of it: then what crosses is the slices.
 
@@ -129,7 +129,7 @@ class _Build:
             self._copy(node)
 
     def value(self, node: fx.Node) -> fx.Node:
-        """The node's value here: made here, made again from what it is a view of, or taken from another piece."""
+        """The node's value here: made here, rebuilt from what it is a view of, or taken from another piece."""
         if node in self.inside:
             return self.inside[node]
         crosses = node.op == "placeholder" or (self.home[node] != self.number and not self._again(node))
@@ -144,7 +144,7 @@ class _Build:
         return self._copy(node)
 
     def _again(self, node: fx.Node) -> bool:
-        """Whether a value of an earlier piece is made again here: it is a view, but no item of what was run there."""
+        """Whether a value of an earlier piece is rebuilt here: it is a view, but no item of what was run there."""
         if node.op == "get_attr":
             return True
         if node not in self.derived:

@@ -219,7 +219,7 @@ def test_a_step_that_waits_for_its_host_is_recorded_and_trains_as_before(monkeyp
     assert any("CUDA graphs" in note for note in run.report.notes), run.report.notes
     monkeypatch.setattr(recording, "_WORTH", 0.0)
     plain, expected, other = trained()
-    assert not any("recorded as CUDA graphs" in note for note in plain.report.notes), plain.report.notes
+    assert not any("captured as CUDA graphs" in note for note in plain.report.notes), plain.report.notes
     torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(state, other, rtol=1e-2, atol=1e-3)
     x = torch.randn(16, 32, 16, 16, device="cuda")

@@ -40,7 +40,7 @@ def test_rows_have_their_figures_in_the_order_given(table):
     for row in whole:
         assert row["seconds"] >= row["fastest_seconds"] > 0 and row["error"] < 1e-5 and row["first_call_seconds"] > 0
     assert whole[4]["backend"] == "static" and "batch norms were folded" in whole[4]["notes"][0]
-    assert "refused: the least is" in refused["error_text"] and "refused: the least is" in last["error_text"]
+    assert "refused: the minimum is" in refused["error_text"] and "refused: the minimum is" in last["error_text"]
     assert len(said.splitlines()) == 1 + len(result["rows"])
     shown = render.inference_table({**result, "driver": "none"}).splitlines()
     assert len({line.count("|") for line in shown[2:]}) == 1

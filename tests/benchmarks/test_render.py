@@ -56,7 +56,7 @@ def test_loops_of_users_stand_in_one_table_with_what_was_reserved_at_most():
     half = {"row": "memopt:0.5", "seconds": 0.12, "reserved_bytes": 9_000_000, "budget_bytes": 10_000_000}
     # The most of a later step is not that of the first, which planning may have set back.
     half["first_step_reserved_bytes"] = 11_000_000
-    refused = {"row": "memopt:0.3", "reason": "refused: the least is 7 MB"}
+    refused = {"row": "memopt:0.3", "reason": "refused: the minimum is 7 MB"}
     late = {"row": "memopt:0.3", "reason": "not ready within the 10 s"}
     results = [{**told, "settings": {"batch": 4}, "rows": [whole, half, last]} for last in (refused, late)]
     assert loops_table(results).splitlines()[2:] == [
@@ -139,7 +139,7 @@ def test_ratios_are_those_of_one_run_and_a_peer_counts_where_it_reserves_no_more
 
 def test_a_recorded_step_shows_no_bytes_that_torch_does_not_count():
     settings = {"model": "m", "batch": 2, "dtype": "bfloat16", "repeats": 7, "jobs": 4}
-    note = "forward and backward of the step are recorded as CUDA graphs, which was faster"
+    note = "forward and backward of the step are captured as CUDA graphs, which was faster"
     row = {"row": "memopt:0.5", "seconds": 0.002, "first_step_seconds": 3.0, "predicted_bytes": 9e6, "peak_bytes": 1e6}
     rows = [{**row, "reserved_bytes": 10e6, "notes": notes} for notes in ([note], [])]
     rows.append({**rows[0], "pooled_bytes": 8e6, "peak_bytes": 9.5e6})

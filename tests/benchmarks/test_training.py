@@ -43,7 +43,7 @@ def test_what_cannot_be_kept_is_refused_and_the_least_is(table):
     assert least["predicted_bytes"] <= least["budget_bytes"] < whole["budget_bytes"] == 3_000_000
     shown = render.training_table({**result, "allocator": "one"}).splitlines()
     assert "share their caches" in shown[0] and shown[2].endswith("| first step | planning | compile |")
-    assert f"refused: the least is {hopeless['minimum_bytes'] / 1e6:,.0f} MB" in shown[5]
+    assert f"refused: the minimum is {hopeless['minimum_bytes'] / 1e6:,.0f} MB" in shown[5]
     assert len({line.count("|") for line in shown[2:]}) == 1
     timed = {
         **result,

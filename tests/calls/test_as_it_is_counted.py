@@ -1,4 +1,4 @@
-"""What a call that runs as it is is counted by: values, random numbers, modules and settings."""
+"""What a call that runs eagerly is counted by: values, random numbers, modules and settings."""
 
 import contextlib
 import copy
@@ -128,7 +128,7 @@ def test_a_forward_that_is_set_by_hand_reaches_no_gradient_of_the_model():
     run = memopt.compile(model, "1MB", backend="aten")
     outputs, expected = run(x), twin(x)
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert torch.equal(outputs, expected) and "runs as it is" in run.report.notes[-1]
+    assert torch.equal(outputs, expected) and "runs eagerly" in run.report.notes[-1]
     outputs.sum().backward()
     expected.sum().backward()
     for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
@@ -150,4 +150,4 @@ def test_packed_sequences_are_counted_by_their_lengths():
     run = memopt.compile(model, "1MB", backend="aten")
     found = run(x, lengths)
     assert torch.equal(found, model(x, lengths))
-    assert "runs as it is" in run.report.notes[-1]
+    assert "runs eagerly" in run.report.notes[-1]

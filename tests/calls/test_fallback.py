@@ -1,4 +1,4 @@
-"""What fails inside memopt: without a budget the model runs as it is, with one it is refused in one line."""
+"""What fails inside memopt: without a budget the model runs eagerly, with one it is refused in one line."""
 
 import copy
 import logging
@@ -213,7 +213,7 @@ def test_a_model_runs_for_its_own_error_only_within_the_budget(budget, monkeypat
     assert len(ran) == (budget == "1MB")
 
 
-class Overwritten(nn.Module):
+class Rollback(nn.Module):
     """The head of what is overwritten has no gradient in eager either."""
 
     def __init__(self):
@@ -238,7 +238,7 @@ class Expanded(nn.Module):
         return self.linear(x), None
 
 
-@pytest.mark.parametrize(("kind", "given"), [(Overwritten, (6, 4)), (Expanded, (1, 4))])
+@pytest.mark.parametrize(("kind", "given"), [(Rollback, (6, 4)), (Expanded, (1, 4))])
 def test_writes_that_no_graph_can_hold_are_named_with_what_to_write_instead(kind, given, caplog):
     model = kind()
     run = memopt.compile(model, backend="aten")

@@ -1,4 +1,4 @@
-"""Steady calls: the short way is taken where nothing changed, and whatever changes between two calls is still seen."""
+"""Calls like an earlier one: past Dynamo where nothing changed, and whatever changes between two is seen."""
 
 import contextlib
 import threading

@@ -10,7 +10,7 @@ from memopt.calls.kinds import Kinds
 
 
 class Asked:
-    """Stands for gradients, calls of a step, and steady calls; notes what is asked."""
+    """Stands for gradients, calls of a step, and the guard fast path; notes what is asked."""
 
     def __init__(self, exist=False, likely=False):
         self.asked, self._exist, self._likely, self.ended = [], exist, likely, []

@@ -71,11 +71,11 @@ def test_a_method_that_runs_the_model_s_parts_is_named_once_with_the_way_out(nam
         for _ in range(3):
             assert torch.equal(getattr(run, name)(X), getattr(model, name)(X))
     (line,) = lines(caplog)
-    assert f"Auto.{name} runs as it is" in line and "memopt.compile a module whose forward calls it" in line
+    assert f"Auto.{name} runs eagerly" in line and "memopt.compile a module whose forward calls it" in line
     with pytest.raises(RuntimeError, match=f"nothing is planned: Auto.{name}"):
         _ = run.report
     run(X)
-    assert any(f"Auto.{name} runs as it is" in note for note in run.report.notes)
+    assert any(f"Auto.{name} runs eagerly" in note for note in run.report.notes)
 
 
 def test_what_runs_none_of_them_is_not(caplog):

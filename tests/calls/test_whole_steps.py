@@ -70,7 +70,7 @@ def test_gradients_that_wait_for_the_models_are_taken_one_by_one_as_it_is():
 
     run, budget, took = _run(1.0, step)
     assert took <= budget
-    assert any("runs as it is" in note for note in run.report.notes)
+    assert any("runs eagerly" in note for note in run.report.notes)
 
 
 def test_what_is_counted_whole_is_left_alone():

@@ -69,7 +69,7 @@ def test_handlers_do_not_pile_up(group):
 
 
 def test_a_budget_that_cannot_be_met_is_exit_code_3(group):
-    assert_one_line(call(group, "-q", "verb", "budget"), 3, "the least is 1.00 GB")
+    assert_one_line(call(group, "-q", "verb", "budget"), 3, "the minimum is 1.00 GB")
 
 
 def test_a_crash_is_one_line_and_a_traceback_only_with_vv(group):

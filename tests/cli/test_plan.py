@@ -61,7 +61,7 @@ def test_missing_folder_is_found_before_any_work(run):
 
 
 def test_a_budget_that_cannot_be_met_names_the_least(run):
-    assert_one_line(run("plan", "gpt2:tiny", "--budget", "10kB"), 3, "the least is", "What would help")
+    assert_one_line(run("plan", "gpt2:tiny", "--budget", "10kB"), 3, "the minimum is", "What would help")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from memopt.comparison.pool import Pool
 
 
 def test_a_refusal_names_the_least_or_what_was_in_the_way():
-    assert refusal(memopt.BudgetError(2_000, 1_000)) == "refused: the least is 2.00 kB (1.95 KiB)"
+    assert refusal(memopt.BudgetError(2_000, 1_000)) == "refused: the minimum is 2.00 kB (1.95 KiB)"
     within = memopt.BudgetError(1_000, 2_000)
     assert refusal(within).endswith("is within the budget: steps took more than was planned")
     try:

@@ -80,7 +80,7 @@ def test_a_training_step_that_draws_random_numbers():
     rows = {row.name: row for row in found.rows}
     assert list(rows) == ["eager", "aten", "aten:1kB"]
     assert found.mode == "training" and "eval mode" in found.notes[0]
-    assert rows["aten:1kB"].reason.startswith("refused: the least is") and rows["aten:1kB"].minimum_bytes > 1000
+    assert rows["aten:1kB"].reason.startswith("refused: the minimum is") and rows["aten:1kB"].minimum_bytes > 1000
     for name in ("eager", "aten"):
         assert rows[name].error < 1e-6 and rows[name].gradient_error < 1e-5 and not rows[name].differs
     assert rows["aten"].allocated_bytes <= rows["aten"].predicted_bytes * 1.01

@@ -72,7 +72,7 @@ def test_what_keeps_without_a_loss_and_not_with_the_usual_one_is_within_what_a_r
     cell = nn.GRUCell(24, 64)
     given = torch.randn(64, 24), torch.zeros(64, 64)
     optimizer = torch.optim.SGD(cell.parameters(), 0.1)
-    with pytest.raises(memopt.BudgetError, match="the least is at most that") as refused:
+    with pytest.raises(memopt.BudgetError, match="the minimum is at most that") as refused:
         memopt.plan(cell, given, 100_000, optimizer=optimizer)
     least = refused.value.minimum_bytes
     assert memopt.plan(cell, given, least, optimizer=optimizer).peak_bytes <= least

@@ -74,7 +74,7 @@ def test_a_plan_of_what_is_stored_gives_the_same_gradients(share):
         for argument in node.all_input_nodes
         if argument.op == "call_function" and argument.meta["phase"] is Phase.FORWARD
     }
-    assert not crossing & fused(result), "what is not stored is computed again where backward needs it"
+    assert not crossing & fused(result), "what is not stored is recomputed where backward needs it"
     assert timeline(result).peak_bytes <= share * most
 
 

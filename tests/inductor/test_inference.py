@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.backends import tail
+from memopt.backends import eager_epilogue
+from memopt.backends.eager_epilogue import split_epilogue
 from memopt.backends.inductor import InductorBackend
 from memopt.backends.static import Arena
-from memopt.backends.tail import split_tail
 from memopt.compilation import layout
 from memopt.inductor.inference import InductorFunction, _compiled_module
 from tests.backends.programs import perceptron, program_and_arguments
@@ -22,10 +22,10 @@ from tests.support import capture
 
 @pytest.mark.usefixtures("_compiler")
 def test_what_is_left_out_is_inductor_s_code_too(monkeypatch):
-    monkeypatch.setattr(tail, "_LARGE", 1)
+    monkeypatch.setattr(eager_epilogue, "_LARGE", 1)
     model, x = perceptron(), torch.randn(4, 8)
     program, arguments = program_and_arguments(model, x)
-    split = split_tail(program, _compiled_module)
+    split = split_epilogue(program, _compiled_module)
     found = split.finish(split.head.run(*arguments), arguments, lambda value: value.clone())
     torch.testing.assert_close(found[0], model(x))
 

@@ -259,7 +259,7 @@ def test_as_many_wait_as_are_of_use(halves, monkeypatch):
 
     every = sizes(whole, recomputes=True)
     few = sizes(int(0.9 * whole), recomputes=False)
-    assert 0 < len(few) < len(every), "nothing is computed again: the budget is kept by few"
+    assert 0 < len(few) < len(every), "nothing is recomputed: the budget is kept by few"
     assert sizes(whole, recomputes=False) == [] == sizes(0, recomputes=True)
     assert sizes(whole, recomputes=True, one_graph=False) == []
     assert sizes(whole, recomputes=True, rewriting=SimpleNamespace(passes=WITHOUT)) == []

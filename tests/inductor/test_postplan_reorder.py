@@ -21,7 +21,7 @@ mm = torch.ops.aten.mm.default
 
 
 def planned(again, name="gated"):
-    """A model's program, and the same with some products of its forward half computed again just in time."""
+    """A model's program, and the same with some products of its forward graph recomputed just in time."""
     function, tensors = MODELS[name]
     given = tensors()
     program = arrange(capture_joint(function, *given, decompositions=select_decomp_table()))

@@ -22,7 +22,7 @@ WORDS = (
     "for a loop that keeps the loss alone",
 )
 SAME, REFUSED, DIFFERENT, ERROR, LENIENT = "same", "refused", "different", "error", "lenient"
-FALLBACK = "fallback"  # it failed inside, said so in one line, and let the model run as it is or refused the budget
+FALLBACK = "fallback"  # it failed inside, said so in one line, and let the model run eagerly or refused the budget
 CRASH = "crash"  # found from outside: the process ended
 FAILURES = (DIFFERENT, ERROR)
 # How far a value may be from float64's: times eager's own distance, times the largest value, and at least.

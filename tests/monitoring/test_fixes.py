@@ -41,7 +41,7 @@ def test_the_planner_is_asked_of_what_others_leave():
 
 def test_a_budget_that_is_too_small_is_said_with_its_least():
     (line,) = fixes(short(), [], 600, call(torch.ones(4, 8)), [])
-    assert line.startswith('memopt.compile(model, budget="600B") does not fit: ') and "the least is" in line
+    assert line.startswith('memopt.compile(model, budget="600B") does not fit: ') and "the minimum is" in line
 
 
 def test_what_cannot_be_planned_is_said():

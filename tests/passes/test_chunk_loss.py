@@ -279,7 +279,7 @@ def test_gradients_are_computed_with_the_loss_where_they_are_proportional_to_its
         program = apply(ChunkLoss(3), capture_joint(LOSSES[name], *data(dtype), decompositions=FORMS[form])).program
         products = products_of(program)
         ahead = dtype is not torch.float16 and (name in AHEAD or (name, form) == ("smoothing", "decomposed"))
-        assert len(products) == (9 if ahead else 12)  # with logits that are computed again
+        assert len(products) == (9 if ahead else 12)  # with logits that are recomputed
         assert {n.meta["phase"] for n in products} == ({Phase.FORWARD} if ahead else set(Phase))
 
 

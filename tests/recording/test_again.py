@@ -1,4 +1,4 @@
-"""A step that an earlier process recorded: found again, and recorded again where there is still something in it."""
+"""A step that an earlier process recorded: loaded, and captured anew where there is still something in it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_where_that_is_no_gain_any_more_its_code_runs(tape, monkeypatch, why):  
     second, same = trained(made())
     assert is_found(second) and losses == same
     assert FASTER not in second.notes
-    assert [note for note in second.notes if note.startswith("the step is not recorded")]
+    assert [note for note in second.notes if note.startswith("the step is not captured as CUDA graphs")]
 
 
 def step_that_lies_badly(*args, held=False, **_):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.recording.overwritten import _MOST
+from memopt.recording.rollback import _MOST
 from memopt.recording.step import RecordedStep
 from tests.recording.test_trial import pytestmark, tape  # noqa: F401
 

@@ -13,7 +13,7 @@ def lower_bound(problem: StepProblem) -> int:
 
     Every operation runs a first time, with its inputs, outputs and workspace. Beside them at that moment there are
     (a) in forward, what a later forward operation reads, since forward runs once and in order; (b) pinned copies that
-    exist by then: made earlier in forward, or by an operation that must have run; (c) copies that cannot be made again
+    exist by then: made earlier in forward, or by an operation that must have run; (c) copies that cannot be recomputed
     and that an operation which must still run reads; (d) in backward, what arrives.
     """
     operations, forward = len(problem.reads), problem.forward

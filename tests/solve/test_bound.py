@@ -29,13 +29,13 @@ def test_each_reason_counts_on_a_step_counted_by_hand():
     assert lower_bound(dataclasses.replace(STEP, workspace=(0, 0, 0, 9))) == 35  # operation 3: A + G + H + T, workspace
     assert lower_bound(dataclasses.replace(STEP, pinned=frozenset({A, H}))) == 39  # operation 2: pinned A, B, G, T
     fixed = dataclasses.replace(STEP, recomputable=(False, True, False, False))
-    assert lower_bound(fixed) == 39  # operation 2: A cannot be made again, B, G, T
+    assert lower_bound(fixed) == 39  # operation 2: A cannot be recomputed, B, G, T
 
 
 def test_what_a_later_forward_operation_reads_is_there():
     skip = StepProblem((8, 1, 2), ((), (), (0, 1)), ((0,), (1,), (2,)), (1.0,) * 3, (0, 4, 0), 3, (True,) * 3)
     assert lower_bound(skip) == 13  # operation 1 runs beside 8 bytes that it does not touch
-    assert lower_bound(dataclasses.replace(skip, forward=0)) == 11  # in backward they may be made again later
+    assert lower_bound(dataclasses.replace(skip, forward=0)) == 11  # in backward they may be recomputed later
 
 
 def test_pinned_copies_are_there_later_in_forward_but_backward_may_run_in_another_order():

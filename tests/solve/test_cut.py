@@ -1,4 +1,4 @@
-"""The cut saves what trying every choice would save: least price of what is saved plus cost of what is made again."""
+"""The cut saves what trying every choice would save: least price of what is saved plus cost of what is recomputed."""
 
 import itertools
 
@@ -30,7 +30,7 @@ def _price(problem, fixed, needed, saved, prices):
         ({A: 0.5, B: 2.5}, {A}),  # making B again costs 2.0
         ({A: 1.5, B: 1.5}, {B}),  # making A again costs 1.0
         ({A: 1.5, B: 2.5}, set()),
-        ({A: 1.5, B: 3.5}, set()),  # A is made again anyway
+        ({A: 1.5, B: 3.5}, set()),  # A is recomputed anyway
         ({A: 0.0, B: 0.0}, {A, B}),
     ],
 )

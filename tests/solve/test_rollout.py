@@ -18,7 +18,7 @@ from tests.solve.problems import chain, step_problems
     [
         ({A, B}, KEEP_ALL, [10, 33, 39, 26]),
         ({B}, REMAKE_A, [10, 33, 29, 19, 26]),
-        # B is made again from A, which then waits for operation 3 as long as its hold says: for good.
+        # B is recomputed from A, which then waits for operation 3 as long as its hold says: for good.
         (set(), (0, 1, 0, 1, 2, 3), [10, 30 + 3, 14, 37, 39, 26]),
     ],
 )
@@ -75,7 +75,7 @@ def test_every_decision_is_a_right_schedule_measured_exactly(data, problem):
     assert (outcome.peak_bytes, outcome.peak_step) == (trace.peak_bytes, trace.peak_step)
     assert outcome.seconds == trace.seconds  # whole numbers, so no rounding
     assert [outcome.steps[base] for base in outcome.bases] == list(range(problem.forward, len(problem.reads)))
-    # Nothing waits for backward but what is saved or cannot be made again.
+    # Nothing waits for backward but what is saved or cannot be recomputed.
     assert all(saved[storage] or rollout.fixed[storage] for storage in trace.saved)
     assert rollout.play(saved, hold).steps == outcome.steps  # playing leaves no trace
 

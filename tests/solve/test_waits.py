@@ -31,7 +31,7 @@ def _added(problem, saved, early=0.0, hold=FOREVER):
 def test_a_dropped_copy_costs_its_operation_and_what_that_one_misses():
     assert _added(STEP, {A, B}).of(B, 2, True) == 2.0
     assert _added(STEP, {A, B}).of(A, 3, True) == 1.0
-    assert _added(ALONE, {B}).of(B, 2, True) == 3.0  # A has to be made again as well
+    assert _added(ALONE, {B}).of(B, 2, True) == 3.0  # A has to be recomputed as well
     assert _added(ALONE, {A, B}).of(B, 2, True) == 2.0
 
 
@@ -44,7 +44,7 @@ def test_what_is_recomputed_anyway_later_counts_by_the_share_given():
 
 
 def test_a_copy_is_there_while_its_hold_lasts():
-    # B made again for operation 3 would find the A that was made again for operation 2, or would not.
+    # B recomputed for operation 3 would find the A that was recomputed for operation 2, or would not.
     assert _added(STEP, set(), early=1.0, hold=FOREVER).of(B, 5, False) == 2.0
     assert _added(STEP, set(), early=1.0, hold=1).of(B, 5, False) == 2.0
     assert _added(STEP, set(), early=1.0, hold=0).of(B, 5, False) == 3.0

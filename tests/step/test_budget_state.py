@@ -44,7 +44,7 @@ def test_the_share_computed_again_is_of_the_operators_that_are_asked_for():
     assert step.share_again(lambda node: True) == 0.0, "there is no plan"
     (item,) = step.step.planned
     step.step = dataclasses.replace(step.step, planned=(dataclasses.replace(item, costs=costs, choice=object()),))
-    assert step.share_again(lambda node: True) == 0.0, "nothing is computed again"
+    assert step.share_again(lambda node: True) == 0.0, "nothing is recomputed"
     one.calls[-1].meta["recomputes"] = product.name
     assert step.share_again(lambda node: True) == 3.0 / 8.0
     assert step.share_again(lambda node: node is product) == 0.0

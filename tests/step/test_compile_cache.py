@@ -1,4 +1,4 @@
-"""What is kept of finished work: found again by its key and version, and never trusted where it is damaged."""
+"""What is kept of finished work: loaded by its key and version, and never trusted where it is damaged."""
 
 import zlib
 

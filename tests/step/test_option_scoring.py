@@ -1,4 +1,4 @@
-"""With the rewrites that lower the floor, or without: chosen by what the plans cost, and kept as promised."""
+"""With the rewrites that reduce the minimum, or without: chosen by what the plans cost, and kept as promised."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Plans kept on disk: found again without a search, and never trusted beyond what the checker accepts."""
+"""Plans kept on disk: loaded without a search, and never trusted beyond what the checker accepts."""
 
 from __future__ import annotations
 

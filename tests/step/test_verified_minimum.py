@@ -1,4 +1,4 @@
-"""The least that a refusal names is kept by a step, and found again."""
+"""The least that a refusal names is kept by a step, and known later."""
 
 from __future__ import annotations
 

@@ -93,10 +93,10 @@ def test_a_number_that_dynamo_loses_as_an_input_is_compiled_for_a_few_values(cap
     with caplog.at_level(logging.WARNING, "memopt"):
         passed_on(run, model, twin, (1.0, 0.5, 0.25, 0.5), x)
     assert not caplog.records and run.report.programs
-    # A schedule that goes on is not compiled for at each step: the step runs as it is, within the budget.
+    # A schedule that goes on is not compiled for at each step: the step runs eagerly, within the budget.
     with caplog.at_level(logging.WARNING, "memopt"):
         passed_on(run, model, twin, [i / 16 for i in range(1, 9)], x)
-    (line,) = [each.getMessage() for each in caplog.records if "runs as it is" in each.getMessage()]
+    (line,) = [each.getMessage() for each in caplog.records if "runs eagerly" in each.getMessage()]
     assert "torch's tracer fails" in line and "keep self.value in a tensor" in line
 
 

@@ -161,7 +161,7 @@ def test_what_asks_for_values_may_be_profiled():
     step(run, x)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         step(run, x[:33])
-    assert "runs as it is" in run.report.notes[-1]
+    assert "runs eagerly" in run.report.notes[-1]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")

@@ -294,7 +294,7 @@ def test_a_padded_sequence_is_refused_in_one_line_where_it_cannot_be_planned_and
     assert "\n" not in str(refused.value)
     run = memopt.compile(model, "1GB", backend="aten")
     assert torch.equal(run(x, lengths), model(x, lengths))
-    assert "runs as it is" in run.report.notes[-1] and "test_structures.py:" in run.report.notes[-1]
+    assert "runs eagerly" in run.report.notes[-1] and "test_structures.py:" in run.report.notes[-1]
 
 
 def test_what_cannot_be_captured_runs_as_it_is_where_its_count_keeps_the_budget():
@@ -307,7 +307,7 @@ def test_what_cannot_be_captured_runs_as_it_is_where_its_count_keeps_the_budget(
     run = memopt.compile(model, "1GB", backend="aten")
     assert torch.equal(run(x)[0], model(x)[0])
     line = r"no graph could be captured of LSTM \(parts run outside of captured graphs: .*LSTM"
-    assert re.search(f"runs as it is: .* of a budget of 1.00 GB; no plan was made: {line}", run.report.notes[-1])
+    assert re.search(f"runs eagerly: .* of a budget of 1.00 GB; no plan was made: {line}", run.report.notes[-1])
     with pytest.raises(memopt.BudgetError, match=line):
         memopt.compile(model, "10kB", backend="aten")(x)
     with pytest.raises(memopt.CaptureError, match="no graph could be captured of LSTM"):

@@ -1,4 +1,4 @@
-"""Records on disk: found again, never believed when damaged, never in the way."""
+"""Records on disk: read back, never believed when damaged, never in the way."""
 
 import json
 import logging

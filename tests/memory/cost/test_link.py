@@ -1,4 +1,4 @@
-"""The link between a device and the host: figures, what is measured, and what is found again."""
+"""The link between a device and the host: figures, what is measured, and what is read back."""
 
 import pytest
 import torch

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from memopt.convert.hiding import within_float16
+from memopt.convert.clamp_mask_constants import within_float16
 from memopt.onnx.edit import Edit
 from memopt.onnx.load import prepare
 from memopt.onnx.read import constant

@@ -25,7 +25,7 @@ _READ, _OPERATIONS = 3, 32
 _LEAST = 2**16
 
 
-def spare_saved(
+def rematerialize_saved(
     forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, wanted: int, mutated: Collection[str] = ()
 ) -> Halved | None:
     """Both graphs with saved values of at least so many bytes recomputed in backward.
@@ -40,7 +40,7 @@ def spare_saved(
         mutated: names of inputs that the step writes to: in backward they are not what they were.
 
     Returns:
-        New halves; None where there is not so much that could be recomputed.
+        New graphs; None where there is not so much that could be recomputed.
     """
     results: Sequence[Any] = forward.graph.output_node().args[0]  # type: ignore[assignment]
     place = {node: index for index, node in enumerate(forward.graph.nodes)}

@@ -20,7 +20,7 @@ from memopt.program import is_effectful, is_random
 _FAR, _MOST = 32, 8
 
 
-def put_off_sinks(
+def delay_weight_gradients(
     forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, over: Callable[[int], int]
 ) -> fx.GraphModule:
     """The backward graph with library calls that nothing needs yet later, where that lowers the most bytes in use.

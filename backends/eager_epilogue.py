@@ -44,7 +44,7 @@ class Split:
     constants: dict[str, torch.Tensor]
 
 
-def split_tail(program: Program, lower: Lower = emit) -> Split | None:
+def split_epilogue(program: Program, lower: Lower = emit) -> Split | None:
     """Cut off the last calls of large results of an inference program; None where there are none.
 
     Args:

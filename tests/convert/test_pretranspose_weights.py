@@ -2,7 +2,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from memopt.convert.turn import turn_weights
+from memopt.convert.pretranspose_weights import pretranspose_weights
 from memopt.convert.verify import Runner
 from tests.convert.onnx_models import sound
 
@@ -30,7 +30,7 @@ def run(model):
 
 def test_a_large_weight_is_turned_and_not_held_twice():
     given, turned = model(), model()
-    assert turn_weights(turned) == 1
+    assert pretranspose_weights(turned) == 1
     assert [node.op_type for node in turned.graph] == ["Identity", "MatMul", "Relu", "Sqrt"]
     (weight,) = turned.graph.initializers.values()
     assert (list(weight.shape), weight.name) == ([500, 600], "w_turned")
@@ -50,5 +50,5 @@ def test_other_weights_stay(case):
         turned = next(node for node in given.graph if node.op_type == "Transpose")
         given.graph.outputs.append(turned.outputs[0])
     before = str(given)
-    assert turn_weights(given) == 0
+    assert pretranspose_weights(given) == 0
     assert str(given) == before

@@ -6,8 +6,8 @@ from torch import nn
 
 import memopt
 from memopt.inductor import training as engine
+from memopt.inductor.extra_rematerialization import rematerialize_saved
 from memopt.inductor.partition import saved_bytes
-from memopt.inductor.spared import spare_saved
 from tests.inductor.test_peak_lower_bound import half, needs_compiler
 
 aten = torch.ops.aten
@@ -51,13 +51,13 @@ def run(forward, backward, x, weight, tangent):
 
 def test_what_is_computed_of_other_saved_values_is_computed_again(cut):
     forward, backward, inputs = cut
-    found = spare_saved(forward, backward, 1, BYTES)
+    found = rematerialize_saved(forward, backward, 1, BYTES)
     assert found is not None
     for module in found:
         module.graph.lint()
     assert saved_bytes(found[0], 1) == saved_bytes(forward, 1) - BYTES
     names = {node.name for node in found[1].graph.find_nodes(op="placeholder")}
-    assert len(names) == 5 and "mm_default" in names, "the product is computed again of the matrix product"
+    assert len(names) == 5 and "mm_default" in names, "the product is recomputed of the matrix product"
     for got, known in zip(run(*found, *inputs), run(forward, backward, *inputs), strict=True):
         assert torch.equal(got, known)
     assert saved_bytes(forward, 1) == 4 * BYTES, "the cut itself stays"
@@ -65,17 +65,19 @@ def test_what_is_computed_of_other_saved_values_is_computed_again(cut):
 
 def test_all_that_is_wanted_is_there_or_nothing_changes(cut):
     forward, backward, inputs = cut
-    two = spare_saved(forward, backward, 1, BYTES + 1)  # `drawn`, too: of `cosine` and the rest
+    two = rematerialize_saved(forward, backward, 1, BYTES + 1)  # `drawn`, too: of `cosine` and the rest
     assert two is not None and saved_bytes(two[0], 1) == saved_bytes(forward, 1) - 2 * BYTES
     for got, known in zip(run(*two, *inputs), run(forward, backward, *inputs), strict=True):
         assert torch.equal(got, known)
-    assert spare_saved(forward, backward, 1, 2 * BYTES + 1) is None, "what is left is a matrix product's, or of one"
+    assert rematerialize_saved(forward, backward, 1, 2 * BYTES + 1) is None, (
+        "what is left is a matrix product's, or of one"
+    )
 
 
 def test_what_reads_an_input_that_the_step_writes_to_stays_saved(cut):
     forward, backward, _ = cut
-    assert spare_saved(forward, backward, 1, BYTES, {"weight"}) is not None
-    assert spare_saved(forward, backward, 1, BYTES + 1, {"weight"}) is None
+    assert rematerialize_saved(forward, backward, 1, BYTES, {"weight"}) is not None
+    assert rematerialize_saved(forward, backward, 1, BYTES + 1, {"weight"}) is None
 
 
 def test_what_the_caller_gets_is_no_gain(cut):
@@ -83,7 +85,7 @@ def test_what_the_caller_gets_is_no_gain(cut):
     results = list(forward.graph.output_node().args[0])
     forward.graph.output_node().args = ((results[2], *results),)  # the product is an output, too
     forward.recompile()
-    found = spare_saved(forward, backward, 1, BYTES)
+    found = rematerialize_saved(forward, backward, 1, BYTES)
     assert found is not None, "another one is taken"
     assert "mul_tensor" in [node.name for node in found[0].graph.output_node().args[0][1:]]
 
@@ -111,7 +113,7 @@ def test_what_is_drawn_stays_saved():
     names = [node.name for node in forward.graph.output_node().args[0]]
     values = {name: x.clone() for name in names}
     backward = half(values, lambda call, *saved: [call(aten.neg.default, value) for value in saved])
-    assert spare_saved(forward, backward, 0, 1) is None
+    assert rematerialize_saved(forward, backward, 0, 1) is None
 
 
 class Gated(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memopt.inductor.peak_lower_bound import least_of_backward
-from memopt.inductor.sinks import put_off_sinks
+from memopt.inductor.weight_gradients import delay_weight_gradients
 from tests.inductor.test_peak_lower_bound import half
 
 aten = torch.ops.aten
@@ -41,7 +41,7 @@ def peak(forward, backward):
 
 def test_a_gradient_waits_until_there_is_room(cut):
     ahead, given, values = cut
-    later = put_off_sinks(ahead, given, 1, lambda size: max(0, size - 1))
+    later = delay_weight_gradients(ahead, given, 1, lambda size: max(0, size - 1))
     assert peak(ahead, later) < peak(ahead, given)
     before, after = ([node.name for node in made.graph.nodes if node.op == "call_function"] for made in (given, later))
     _, sink, its_view, first, *_ = before
@@ -55,7 +55,7 @@ def test_a_gradient_waits_until_there_is_room(cut):
 def test_where_there_is_room_the_order_stays(cut):
     ahead, given, _ = cut
     most = peak(ahead, given)
-    assert put_off_sinks(ahead, given, 1, lambda size: max(0, size - most)) is given
+    assert delay_weight_gradients(ahead, given, 1, lambda size: max(0, size - most)) is given
 
 
 def test_what_is_needed_next_stays():
@@ -67,4 +67,4 @@ def test_what_is_needed_next_stays():
         return [call(aten.mm.default, call(aten.neg.default, first), w)]
 
     given = half({"weight": weight, "tangent": weight}, chain)
-    assert put_off_sinks(ahead, given, 1, lambda size: 1) is given
+    assert delay_weight_gradients(ahead, given, 1, lambda size: 1) is given

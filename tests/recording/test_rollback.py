@@ -2,14 +2,14 @@
 
 import torch
 
-from memopt.recording.overwritten import _MOST, Overwritten, can_be_put_back
+from memopt.recording.rollback import _MOST, Rollback, can_be_put_back
 
 
 def test_all_kinds_of_tensors_hold_again_what_they_held_and_nobody_sees_that():
     mean, count = torch.arange(6.0).reshape(2, 3), torch.tensor(7)
     strided = torch.arange(6.0).reshape(2, 3).t()
     tensors = [mean, count, strided, torch.zeros(0)]
-    kept, before, versions = Overwritten(tensors), [value.clone() for value in tensors], []
+    kept, before, versions = Rollback(tensors), [value.clone() for value in tensors], []
     for _ in range(2):
         kept.keep()
         for value in tensors:
@@ -21,7 +21,7 @@ def test_all_kinds_of_tensors_hold_again_what_they_held_and_nobody_sees_that():
 
 
 def test_nothing_is_kept_of_nothing():
-    kept = Overwritten([])
+    kept = Rollback([])
     kept.keep()
     kept.put_back()
 

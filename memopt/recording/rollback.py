@@ -15,7 +15,7 @@ def can_be_put_back(tensors: Sequence[torch.Tensor]) -> bool:
     return sum(value.nbytes for value in tensors) <= _MOST and not any(value.is_inference() for value in tensors)
 
 
-class Overwritten:
+class Rollback:
     """Some tensors, and memory for what they held: statistics of batch norms, hundreds of small ones."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:

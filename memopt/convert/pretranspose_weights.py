@@ -11,7 +11,7 @@ import onnx_ir as ir
 _LARGE = 2**20
 
 
-def turn_weights(model: ir.Model) -> int:
+def pretranspose_weights(model: ir.Model) -> int:
     """Replace Transpose nodes of large initializers, in place, by initializers that are turned when they are read.
 
     An initializer that something else reads too stays as it is: it would have to be stored twice.
