@@ -1,1 +1,1 @@
-"""What the engine `inductor` is made of: tracing, partition, both graphs in planned order, their peaks known beforehand."""
+"""What the engine `inductor` is made of: tracing, partition, both graphs in planned order, their peaks in advance."""

@@ -71,7 +71,7 @@ class Tried:
     """What came of a trial.
 
     Attributes:
-        reason: why the step is not captured as CUDA graphs; empty where it is.
+        reason: why the step is not captured; empty where it is.
         missing_bytes: what it would take beyond the limit, where that is the reason; else 0.
         reserved_bytes: the most that the allocator held in steps of the recording, where it is taken.
         expected_bytes: what was expected of that, before there was a recording; 0 where its blocks are not led.
@@ -219,7 +219,7 @@ def _given_up(step: RecordedStep, pool: Pool, reason: str) -> Tried:
     pool.release()
     collect_all()  # of what a recording leaves in cycles, its memory is held by the allocator
     torch.cuda.empty_cache()
-    log.info("the step is not captured as CUDA graphs: %s", reason)
+    log.info("the step is not captured: %s", reason)
     return Tried(reason)
 
 

@@ -138,11 +138,11 @@ def _recorded(
 
 
 def _go_without(session: Session, lowered: _Lowered, found: Tried) -> None:
-    """Say why the step is not captured as CUDA graphs, where it was tried, and leave the allocator as it was before."""
+    """Say why the step is not captured, where it was tried, and leave the allocator as it was before."""
     if found.reason and found.reason != IMPOSSIBLE and lowered.cache_bytes:
         begin_anew(session.resident.device, lowered.cache_bytes)
     if found.reason not in ("", IMPOSSIBLE, NO_NEED):
-        session.note(f"the step is not captured as CUDA graphs: {found.reason}")
+        session.note(f"the step is not captured: {found.reason}")
 
 
 def _tried(

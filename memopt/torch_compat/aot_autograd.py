@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch._dynamo.backends.common import aot_autograd as aot_autograd
+from torch import fx
+from torch._dynamo.backends import common
 from torch._functorch import config
+
+from memopt.torch_compat.log_suppression import unread_logs_suppressed
+
+
+def aot_autograd(**compilers: Any) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    """What lowers a graph of Dynamo's with these compilers, as torch takes them; no graph is printed for nobody."""
+    lower = common.aot_autograd(**compilers)
+
+    def quiet(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with unread_logs_suppressed():
+            lowered: Callable[..., Any] = lower(graph_module, example_inputs)
+        return lowered
+
+    return quiet
 
 
 def aot_settings(**settings: Any) -> contextlib.AbstractContextManager[Any]:

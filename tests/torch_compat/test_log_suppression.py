@@ -11,6 +11,7 @@ from torch._inductor import codecache
 from torch._inductor import compile_fx as inductor
 from torch._logging._internal import trace_log
 
+import memopt
 from memopt.inductor.partition import Partition, compile_training
 
 
@@ -45,6 +46,15 @@ def test_nothing_is_put_into_words_that_nobody_reads(words, monkeypatch):
     _lower()
     assert "debug_lines" not in words
     assert words.count("print_readable") <= 2  # the code of each half goes by it
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_engines_of_a_function_a_graph_print_none_for_nobody(read, words, monkeypatch):
+    monkeypatch.setattr(trace_log, "handlers", [logging.NullHandler()] if read else [])
+    torch._dynamo.reset()
+    run = memopt.compile(nn.Sequential(nn.Linear(8, 8), nn.GELU()), backend="aten", verify=False)
+    run(torch.ones(4, 8)).sum().backward()
+    assert ("print_readable" in words) is read
 
 
 @pytest.mark.parametrize("reader", ["structured", "joint graphs", "graphs", "keys"])
