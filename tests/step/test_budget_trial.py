@@ -105,7 +105,7 @@ def test_a_step_that_is_planned_for_less_is_not_searched_again(monkeypatch, step
             searches.append(self)
             super().__init__(*args, **options)
 
-    monkeypatch.setattr("memopt.compilation.session.StepSearch", Counted)
+    monkeypatch.setattr("memopt.compilation.planned_step.StepSearch", Counted)
     traces, plain = [], graph_compile.aot_dispatch_autograd_graph
 
     def traced(*args, **options):

@@ -60,9 +60,9 @@ def test_a_schedule_is_compiled_for_twice_at_most(use, training, monkeypatch):
     x = torch.randn(4, 8)
     passed_on(run, model, twin, (1.0, 1.5, 1.3), x, training)
     session = run._memopt.sessions[Kind(True, False).plan]
-    before = len(session._known_plans), run.report
+    before = len(session.known_plans), run.report
     passed_on(run, model, twin, [1.0 + i / 10 for i in range(20)], x, training)
-    assert (len(session._known_plans), run.report) == before and run._memopt.sessions[Kind(True, False).plan] is session
+    assert (len(session.known_plans), run.report) == before and run._memopt.sessions[Kind(True, False).plan] is session
 
 
 class Reversed(torch.autograd.Function):
