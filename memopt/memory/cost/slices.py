@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from memopt.memory.cost.scratch import needs_none
 from memopt.torch_compat.fake_tensors import FakeTensorMode
 from memopt.torch_compat.recurrent_layers import RECURRENT, RECURRENT_BACKWARD
 
@@ -17,24 +18,45 @@ _BATCHED: Mapping[Any, tuple[tuple[int, ...], int]] = {
     torch.ops.aten.convolution_backward.default: ((0, 1), 0),
     RECURRENT: ((0, 1), -2),
     RECURRENT_BACKWARD: ((0, 2, 3, 4), -2),
+    torch.ops.aten.mm.default: ((0,), 0),
+    torch.ops.aten.addmm.default: ((1,), 0),
+    torch.ops.aten.bmm.default: ((0, 1), 0),
+    torch.ops.aten.native_batch_norm_backward.default: ((0, 1), 0),
+    torch.ops.aten._native_batch_norm_legit_functional.default: ((0,), 0),
+    torch.ops.aten.native_group_norm.default: ((0,), 0),
+    torch.ops.aten.native_group_norm_backward.default: ((0, 1, 2, 3), 0),
+    torch.ops.aten.max_pool2d_with_indices.default: ((0,), 0),
+    torch.ops.aten.max_pool2d_with_indices_backward.default: ((0, 1, 7), 0),
+}
+# Where such an operator is told the size of the batch as well.
+_NUMBERS: Mapping[Any, int] = {
+    torch.ops.aten.native_group_norm.default: 3,
+    torch.ops.aten.native_group_norm_backward.default: 5,
 }
 _PARTS = 8, 4  # slices, of the whole batch
+_LEAST = 1, 2  # sizes of slices, where those have no room either, or the batch is small
 
 
 def batch_of(node: fx.Node) -> int:
     """How large the batch of a call node is; 0 where its workspace is not known to be linear in one, as CUDA's."""
-    batched = [each.meta["val"] for each in _batched(node)]
+    batched = [] if needs_none(node) else [each.meta["val"] for each in _batched(node)]
     return batched[0].shape[_BATCHED[node.target][1]] if batched and batched[0].device.type == "cpu" else 0
 
 
 def has_slices(node: fx.Node) -> bool:
     """Whether the batch of a call node is large enough for `slices_of`."""
-    return batch_of(node) >= max(_PARTS)
+    return batch_of(node) > max(_LEAST)
 
 
-def slices_of(node: fx.Node) -> list[fx.Node]:
-    """The same call of an eighth and of a quarter of its batch, each in a graph of its own; none of a batch below 8."""
-    return [_slice(node, batch_of(node) // parts) for parts in _PARTS] if has_slices(node) else []
+def slices_of(node: fx.Node) -> Iterator[list[fx.Node]]:
+    """The same call of two parts of its batch, each in a graph of its own: the larger parts first; none of a small one.
+
+    An eighth and a quarter, of a batch that has so many; one and two.
+    """
+    batch = batch_of(node)
+    sizes = [tuple(batch // parts for parts in _PARTS)] if batch >= max(_PARTS) else []
+    for size in dict.fromkeys([*sizes, _LEAST]) if has_slices(node) else ():
+        yield [_slice(node, each) for each in size]
 
 
 def extrapolated(found: Sequence[tuple[int, int]], batch: int) -> int:
@@ -51,7 +73,7 @@ def extrapolated(found: Sequence[tuple[int, int]], batch: int) -> int:
 def _batched(node: fx.Node) -> list[fx.Node]:
     found = list[fx.Node]()
     if node.target in _BATCHED:
-        fx.map_arg([node.args[place] for place in _BATCHED[node.target][0]], found.append)
+        fx.map_arg([node.args[place] for place in _BATCHED[node.target][0] if place < len(node.args)], found.append)
     return found
 
 
@@ -69,7 +91,9 @@ def _slice(node: fx.Node, size: int) -> fx.Node:
         return made[given]
 
     with FakeTensorMode(), torch.no_grad():
-        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), operand)
+        number = _NUMBERS.get(node.target)
+        sized = tuple(size if place == number else arg for place, arg in enumerate(node.args))
+        args, kwargs = fx.map_arg((sized, dict(node.kwargs)), operand)
         found = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         found.name = f"{node.name}_of_{size}"
         given, named = fx.map_arg((args, kwargs), lambda each: each.meta["val"])

@@ -26,7 +26,7 @@ from memopt.memory.cost.measure import (
     measure_operators,
 )
 from memopt.memory.cost.roofline import is_light, makes_nothing, operands_of, seconds
-from memopt.memory.cost.scratch import needs_none, output_bytes, workspace_bytes
+from memopt.memory.cost.scratch import output_bytes, workspace_bytes
 from memopt.memory.cost.slices import batch_of, extrapolated, has_slices, slices_of
 from memopt.program import Program, is_effectful, is_random, tensors_of
 from memopt.torch_compat.operators import OpOverload
@@ -78,8 +78,7 @@ class CostTable:
             limit_bytes: the most bytes of inputs and results with which an operator is run. None means 2 GiB on CPU and
                 half of the free memory on CUDA.
             ceiling_bytes: the most bytes that may be allocated on a device while operators are run, all that is there
-                already included. None: no more than that half. What is refused for a budget in bytes names the least,
-                so on a CPU operators whose workspace is only known from a run are run beyond it.
+                already included. None: no more than that half.
             room: of the bytes that operators may take now beside what is resident; None: no limit.
             target: the device to plan for, in place of this machine's: nothing is run.
             estimates: whether what cannot be run for now, as a profiler is active, is estimated until it can be.
@@ -172,16 +171,14 @@ class CostTable:
                 self._costs[key] = OperatorCost(0.0, 0, 0, False)
             elif not self._runs(node):
                 self._costs[key] = self._estimate(node, place)
-            elif not (fits := self._fits(node)) and has_slices(node) and not run:
-                continue
-            elif not fits and (sliced := self._sliced(node, place)) is not None:
-                self._costs[key] = sliced
-            elif not fits and not self._beyond(node):
-                self._costs[key] = self._estimate(node, place)
             elif (known := _measured(self._store.get(*key), node)) is not None:
                 self._costs[key] = self._cost(node, place, known)
-            else:
+            elif self._fits(node):
                 missing.setdefault(device, {})[key] = node
+            elif not has_slices(node):
+                self._costs[key] = self._estimate(node, place)
+            elif run:
+                self._costs[key] = self._sliced(node, place) or self._estimate(node, place)
         for_now: dict[tuple[str, str], OperatorCost] = {}
         for device, group in missing.items() if run else ():
             if self._estimates and is_profiled():
@@ -217,8 +214,9 @@ class CostTable:
 
     def _sliced(self, node: fx.Node, place: str) -> OperatorCost | None:
         """What a node takes that is too large to be run now: its workspace by slices; None where they do not tell."""
-        slices = [] if is_profiled() else slices_of(node)
-        if not slices or not all(map(self._fits, slices)):
+        parts = () if is_profiled() else slices_of(node)
+        slices = next((each for each in parts if all(map(self._fits, each))), None)
+        if slices is None:
             return None
         costs = self._look_up(slices)
         found = [(batch_of(each), costs[each.name].workspace_bytes) for each in slices if costs[each.name].measured]
@@ -298,14 +296,6 @@ class CostTable:
     def _fits(self, node: fx.Node) -> bool:
         """Whether there is room now for a run of it."""
         return bytes_needed(node) + workspace_bytes(node) <= self._limit_now(_device_of(node))
-
-    def _beyond(self, node: fx.Node) -> bool:
-        """Whether it is run though there is no room beside what is resident.
-
-        What a budget in bytes is refused for must not depend on it: workspaces that only a run tells are measured.
-        """
-        known = self.ceiling_bytes is None or needs_none(node)
-        return not known and bytes_needed(node) + workspace_bytes(node) <= self._limit(_device_of(node))
 
 
 def _device_of(node: fx.Node) -> torch.device:

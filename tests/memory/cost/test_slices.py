@@ -26,6 +26,9 @@ def recurrent(kind, *, backward, batch=32):
 
 
 X, Y, W = torch.randn(16, 16, 16, 16), torch.randn(16, 32, 16, 16), torch.randn(32, 16, 3, 3)
+CHANNELS = [torch.ones(16) for _ in range(4)]
+STATISTICS = [torch.ones(16, 4) for _ in range(2)]
+INDICES = aten.max_pool2d_with_indices.default(X, [2, 2], [2, 2])[1]
 LAST = X.to(memory_format=torch.channels_last)
 CASES = {
     "convolution": lambda: call(aten.convolution.default, X, W, None, *GEOMETRY),
@@ -34,7 +37,25 @@ CASES = {
     "lstm": lambda: recurrent(nn.LSTM, backward=False),
     "lstm backward": lambda: recurrent(nn.LSTM, backward=True),
     "gru backward": lambda: recurrent(nn.GRU, backward=True),
+    "half product": lambda: call(aten.mm.default, *torch.randn(2, 256, 256).bfloat16().unbind()),
+    "half products": lambda: call(aten.bmm.default, *torch.randn(2, 16, 64, 64).bfloat16().unbind()),
+    "batch norm": lambda: call(aten._native_batch_norm_legit_functional.default, X, *CHANNELS, True, 0.1, 1e-5),
+    "batch norm backward": lambda: call(
+        aten.native_batch_norm_backward.default, X, X, CHANNELS[0], *CHANNELS[2:], *CHANNELS[2:], True, 1e-5, [True] * 3
+    ),
+    "group norm": lambda: call(aten.native_group_norm.default, X, *CHANNELS[:2], 16, 16, 256, 4, 1e-5),
+    "group norm backward": lambda: call(
+        aten.native_group_norm_backward.default, X, X, *STATISTICS, CHANNELS[0], 16, 16, 256, 4, [True] * 3
+    ),
+    "pool": lambda: call(aten.max_pool2d_with_indices.default, X, [2, 2], [2, 2]),
+    "pool backward": lambda: call(
+        aten.max_pool2d_with_indices_backward.default, *pooled(X), [2, 2], [2, 2], [0, 0], [1, 1], False, INDICES
+    ),
 }
+
+
+def pooled(x):
+    return x[:, :, ::2, ::2].contiguous(), x
 
 
 @pytest.mark.parametrize("made", CASES.values(), ids=CASES.keys())
@@ -49,15 +70,31 @@ def test_what_does_not_fit_is_measured_by_slices_that_do(made, monkeypatch, tmp_
     monkeypatch.setattr(
         table_module, "measure_operators", lambda nodes, *rest: runs.extend(nodes) or measured(nodes, *rest)
     )
-    found = CostTable(ceiling_bytes=2**30, room=lambda: room).cost(node)
+    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path / "other"))
+    table = CostTable(ceiling_bytes=2**30, room=lambda: room)
+    found = table.cost(node)
     assert [batch_of(each) for each in runs] == [batch_of(node) // 8, batch_of(node) // 4]
+    assert all(map(table._fits, runs))
     assert not found.measured and found.output_bytes == whole.output_bytes
     assert abs(found.workspace_bytes - whole.workspace_bytes) <= 0.02 * whole.workspace_bytes
 
 
-def test_of_a_small_batch_and_of_other_operators_there_are_none():
-    small = call(aten.convolution.default, X[:7], W, None, *GEOMETRY)
-    assert batch_of(small) == 7 and slices_of(small) == []
+def test_of_a_small_batch_there_are_one_and_two_or_none():
+    sizes = {size: call(aten.convolution.default, X[:size], W, None, *GEOMETRY) for size in (2, 3, 7, 16)}
+    found = {size: [tuple(map(batch_of, each)) for each in slices_of(node)] for size, node in sizes.items()}
+    assert found == {2: [], 3: [(1, 2)], 7: [(1, 2)], 16: [(2, 4), (1, 2)]}
+
+
+def test_where_an_eighth_has_no_room_one_and_two_are_measured(monkeypatch, tmp_path):
+    monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
+    node = call(aten.bmm.default, *torch.randn(2, 64, 64, 64).bfloat16().unbind())
+    (small, _), (least, _) = slices_of(node)
+    room = bytes_needed(small)
+    assert bytes_needed(least) < room
+    assert CostTable(room=lambda: room).cost(node).workspace_bytes == CostTable().cost(node).workspace_bytes
+
+
+def test_of_operators_that_need_no_run_there_are_none():
     assert batch_of(call(aten.mm.default, *torch.randn(2, 8, 8).unbind())) == 0
 
 

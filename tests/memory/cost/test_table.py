@@ -267,15 +267,19 @@ def test_where_no_ceiling_is_known_what_is_run_keeps_within_the_room_that_there_
     assert CostTable(room=lambda: rooms[1]).cost(node).measured and len(runs) == 1
 
 
-def test_within_a_budget_in_bytes_only_what_a_run_has_to_tell_is_run_beyond_the_room(own_cache, runs):
-    """A first step on a CPU took 2.3 times its budget while logits' operators were timed, and the CPU itself."""
+def test_nothing_is_run_beyond_the_room_that_is_left_of_a_budget_in_bytes(own_cache, runs):
+    """A first step on a CPU took 2.3 times its budget while logits' operators were timed, and the CPU itself.
+
+    And 1.09 of it while those were run whose workspace only a run tells.
+    """
     table = CostTable(ceiling_bytes=20_000, room=lambda: 4000)
     product, half = (call(aten.mm.default, *torch.randn(2, 64, 64).to(kind).unbind()) for kind in (X.dtype, torch.half))
     convolved = call(aten.convolution.default, X, W, None, *GEOMETRY)
-    assert not table.cost(product).measured and runs == []
-    assert table.cost(half).measured and table.cost(convolved).measured
-    assert all(isinstance(run, list) for run in runs)  # the device is not calibrated: that takes 134 MB
+    assert not any(table.cost(node).measured for node in (product, half, convolved))
+    assert runs == []  # nor is the device calibrated: that takes 134 MB
     assert CostTable(ceiling_bytes=2**30, room=lambda: 2**29).cost(product).measured
+    assert CostTable(ceiling_bytes=2**30, room=lambda: 2**29).cost(convolved).measured
+    assert CostTable(ceiling_bytes=20_000, room=lambda: 4000).cost(convolved).measured  # as it is on disk by now
 
 
 def test_the_device_is_not_measured_before_a_fraction_is_known_in_bytes(own_cache, runs):
