@@ -86,7 +86,11 @@ class InductorBackend(Engine):
         return _training(graph_module, example_inputs, hooks).compile()
 
     def compile_symbolic(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> ManySizes:
-        """Inductor's code with dynamic shapes."""
+        """Inductor's code with dynamic shapes.
+
+        Raises:
+            SizesError: no code is made for many sizes, as nothing in the graph needs gradients, say.
+        """
         if not hooks.needs_gradients:
             return SymbolicInference(graph_module, example_inputs, hooks).compile()
         with contextlib.suppress(NoBackward):

@@ -29,7 +29,11 @@ class Source:
     file: str = ""
 
     def load(self) -> tuple[nn.Module, Any]:
-        """Make the model and its inputs, with the same random weights every time."""
+        """Make the model and its inputs, with the same random weights every time.
+
+        Raises:
+            TypeError: the function that is named gives no model with its inputs.
+        """
         torch.manual_seed(0)
         if self.file:
             model, inputs = torch.load(self.file, map_location="cpu", weights_only=False)

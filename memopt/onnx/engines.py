@@ -32,7 +32,7 @@ class Engine:
     name: str
 
     def run(self, feeds: Feeds) -> list[Any]:
-        """Run on the inputs by name."""
+        """Run on the inputs by name; `EngineError` where the engine cannot."""
         raise NotImplementedError
 
 

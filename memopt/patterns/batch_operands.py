@@ -28,7 +28,11 @@ def place(node: fx.Node, name: str) -> int:
 
 
 def first(node: fx.Node, states: States) -> tuple[fx.Node, Batched]:
-    """The first operand, which must be the only one that is batched."""
+    """The first operand, which is the only one that is batched.
+
+    Raises:
+        NotBatched: it is not batched, or others are.
+    """
     x = node.args[0]
     state = batched(x, states)
     others = [operand for operand in node.all_input_nodes if operand is not x and batched(operand, states)]
@@ -38,6 +42,10 @@ def first(node: fx.Node, states: States) -> tuple[fx.Node, Batched]:
 
 
 def apart(node: fx.Node, state: Batched, dims: Sequence[int], rank: int) -> None:
-    """Refuse where the operator mixes entries along the batch."""
+    """Pass where the operator mixes no entries along the batch.
+
+    Raises:
+        NotBatched: it works along the batch.
+    """
     if state.dim in [dim % rank for dim in dims]:
         raise NotBatched(f"{node.target} works along dimension {state.dim}, which is the batch")

@@ -216,7 +216,11 @@ def _turned(node: fx.Node, states: States, size: int) -> Rule:
 
 
 def sampled(node: fx.Node, states: States, size: int) -> Rule:
-    """Values of images at places of a grid, and their gradients: what has none of the samples has a row for each."""
+    """Values of images at places of a grid, and their gradients: what has none of the samples has a row for each.
+
+    Raises:
+        NotBatched: its operands lie differently along the batch.
+    """
     found = {batched(operand, states) for operand in node.all_input_nodes} - {None}
     state = found.pop()
     if found or state is None or state.dim:

@@ -55,7 +55,11 @@ class Guide(Protocol):
         """Run forward on what is taken of a list of arguments, which is emptied."""
 
     def led_backward(self, args: list[Any]) -> Sequence[Any]:
-        """Run backward on a list of arguments, which is emptied."""
+        """Run backward on a list of arguments, which is emptied.
+
+        Raises:
+            RuntimeError: another backward has used up what this one needs.
+        """
 
     def stop(self) -> None:
         """Let go of what is held."""

@@ -129,3 +129,31 @@ def _sharing(outputs: Sequence[Any], values: Sequence[torch.Tensor]) -> list[int
 def reasons(result: PassResult) -> dict[str, str]:
     """The refusals, as node → reason."""
     return {refusal.node: refusal.reason for refusal in result.refusals}
+
+
+def residual(layers: int, rows: int = 64, *, gradient: bool = False) -> Program:
+    """The training program of residual layers; `gradient`: of its input, too."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor]:
+        for _ in range(layers):
+            x = torch.nn.functional.gelu(x @ w).sin() + x
+        return (x,)
+
+    x = torch.linspace(-1, 1, rows * 32).reshape(rows, 32).requires_grad_(gradient)
+    return capture_joint(function, x, _weight())
+
+
+def classified(classes: int = 256) -> Program:
+    """The training program of a few layers with a cross-entropy over so many classes."""
+
+    def loss(x: torch.Tensor, w: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.nn.functional.gelu(x @ w)
+        return torch.nn.functional.cross_entropy(x @ head, labels)
+
+    x, head = torch.randn(512, 32), torch.randn(32, classes, requires_grad=True)
+    return capture_joint(loss, x, _weight(), head, torch.randint(0, classes, (512,)))
+
+
+def _weight() -> torch.Tensor:
+    return torch.linspace(-0.3, 0.3, 32 * 32).reshape(32, 32).requires_grad_()

@@ -15,7 +15,7 @@ from memopt.compilation.session import Session
 from memopt.step import budget_trial, trial_steps
 from memopt.step.search import StepSearch
 from memopt.step.trial_step import Short, Taken, mutated
-from tests.training.steps import assert_equal, gradients, make
+from tests.training.steps import assert_equal, gradients, make, step
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -69,22 +69,15 @@ def budget_and_session(monkeypatch, share=0.8, layers=4):
     return model, x, budget
 
 
-def trained(run, x):
-    torch.manual_seed(1)
-    loss = run(x)
-    loss.backward()
-    return loss.detach()
-
-
 def test_a_step_that_reserves_more_is_planned_for_less(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
-    expected = trained(model, x), gradients(model)
+    expected = step(model, x), gradients(model)
     model.zero_grad()
     grown = []
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: grown.append(size))
     left = steps(Taken(budget, budget + 20_000, 0), Taken(budget - 30_000, budget - 100, 50))
     run = memopt.compile(model, budget, backend="aten")
-    assert_equal((trained(run, x), gradients(model)), expected)
+    assert_equal((step(run, x), gradients(model)), expected)
     assert not left
     assert run.report.peak_bytes <= budget - 20_000
     assert run.report.measured_peak_bytes == budget - 30_000
@@ -114,7 +107,7 @@ def test_a_step_that_is_planned_for_less_is_not_searched_again(monkeypatch, step
 
     monkeypatch.setattr(graph_compile, "aot_dispatch_autograd_graph", traced)
     run = memopt.compile(model, budget, backend="inductor")
-    trained(run, x)
+    step(run, x)
     assert not left and len(searches) == len(traces) == 1
     assert run._memopt.sessions[Kind(True, False).plan].kept_search.lowerings(None) == []
 
@@ -122,14 +115,14 @@ def test_a_step_that_is_planned_for_less_is_not_searched_again(monkeypatch, step
 def test_a_step_that_would_reserve_more_and_runs_within_the_limit_is_taken(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     plain = memopt.compile(model, budget, backend="aten")
-    trained(plain, x)
+    step(plain, x)
     model.zero_grad()
     torch._dynamo.reset()
     steps()
     taken = {False: Taken(budget - 10, budget + 20_000, 50), True: Taken(budget - 10, budget - 5, 50)}
     monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: taken[held])
     run = memopt.compile(model, budget, backend="aten")
-    trained(run, x)
+    step(run, x)
     assert run.report.peak_bytes == plain.report.peak_bytes and not run.report.notes
     assert run._memopt.sessions[Kind(True, False).plan].beyond == budget - 50
 
@@ -150,7 +143,7 @@ def test_a_step_that_is_slow_within_the_limit_or_runs_out_is_planned_for_less(mo
 
     monkeypatch.setattr(trial_steps, "take_step", take)
     run = memopt.compile(model, budget, backend="aten")
-    trained(run, x)
+    step(run, x)
     assert not left and run.report.peak_bytes <= budget - max(over, budget // (50 if isinstance(held, Taken) else 16))
 
 
@@ -179,7 +172,7 @@ def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_ope
 
     monkeypatch.setattr(trial_steps, "take_step", take)
     run = memopt.compile(model, budget, backend="inductor")
-    torch.testing.assert_close(trained(run, x), trained(model, x))
+    torch.testing.assert_close(step(run, x), step(model, x))
     assert fails[0] is False and fails[-1] is True
     (note,) = run.report.notes
     assert "operator by operator" in note and run.report.peak_bytes <= budget
@@ -226,7 +219,7 @@ def test_the_optimizer_s_state_that_is_to_come_has_its_place_in_the_step_that_is
     grown = []
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: grown.append(size))
     run = memopt.compile(model, 10**9, backend="aten", optimizer=optimizer)
-    trained(run, x)
+    step(run, x)
     session = run._memopt.sessions[Kind(True, False).plan]
     coming = session.resident.coming
     assert coming > 0 and coming in asked
@@ -240,7 +233,7 @@ def test_what_a_step_leaves_to_libraries_is_theirs_and_counts(monkeypatch, steps
     left = steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640), Taken(budget // 2, budget // 2, 50))
     run = memopt.compile(model, budget, backend="aten")
     monkeypatch.setattr("memopt.calls.sessions.Sessions.allow", lambda self, session, size: limits.append(size))
-    trained(run, x)
+    step(run, x)
     assert counted == [640] and len(left) == 1
     assert run._memopt.sessions[Kind(True, False).plan].resident.libraries == 640 and limits == [budget, budget]
 
@@ -251,7 +244,7 @@ def test_what_is_counted_as_libraries_already_is_not_counted_twice(monkeypatch, 
     monkeypatch.setattr("memopt.step.memory_ledger.count_library_bytes", lambda device, size: counted.append(size))
     monkeypatch.setattr("memopt.memory.resident.library_bytes", lambda device: 600)
     steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640))
-    trained(memopt.compile(model, budget, backend="aten"), x)
+    step(memopt.compile(model, budget, backend="aten"), x)
     assert counted == [40]
 
 
@@ -263,12 +256,12 @@ def test_buffers_that_were_left_out_are_known_all_the_same(monkeypatch, steps):
     monkeypatch.setattr("memopt.step.memory_ledger.may_multiply", lambda program: False)
     plain = memopt.compile(model, budget, backend="aten")
     steps(Taken(budget // 2, budget // 2, 50))
-    trained(plain, x)
+    step(plain, x)
     torch._dynamo.reset()
     model.zero_grad()
     steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640))
     run = memopt.compile(model, budget, backend="aten")
-    trained(run, x)
+    step(run, x)
     assert counted == [40] and run._memopt.sessions[Kind(True, False).plan].resident.libraries == 640
     assert run.report.peak_bytes == plain.report.peak_bytes + 640 == run.report.breakdown.total
 
@@ -277,7 +270,7 @@ def test_memory_that_runs_out_is_answered_the_same_way(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     steps(Short(), Taken(budget // 2, budget, 0))
     run = memopt.compile(model, budget, backend="aten")
-    trained(run, x)
+    step(run, x)
     assert run.report.peak_bytes <= budget - budget // 16
 
 
@@ -290,9 +283,9 @@ def test_what_others_hold_is_no_fault_of_the_plan(monkeypatch, steps, first):
     short = Short(others=True)
     monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: short if held or first else taken)
     run = memopt.compile(model, budget, backend="aten")
-    expected = trained(model, x), gradients(model)
+    expected = step(model, x), gradients(model)
     model.zero_grad()
-    assert_equal((trained(run, x), gradients(model)), expected)
+    assert_equal((step(run, x), gradients(model)), expected)
     (note,) = run.report.notes
     assert "for what others hold" in note and run.report.peak_bytes <= budget
 
@@ -312,7 +305,7 @@ def test_at_first_it_is_planned_for_less_by_what_was_missing(monkeypatch, steps,
     tighten = Session.tighten
     monkeypatch.setattr(trial_steps, "take_step", take)
     monkeypatch.setattr(Session, "tighten", lambda self, size: asked.append(size) or tighten(self, size))
-    trained(memopt.compile(model, budget, backend="aten"), x)
+    step(memopt.compile(model, budget, backend="aten"), x)
     over = 1000 + budget // 256
     assert not left and asked == [over + over // 8 + unused]
 
@@ -321,9 +314,9 @@ def test_where_less_is_not_to_be_had_the_first_plan_stays_and_says_so(monkeypatc
     model, x, budget = budget_and_session(monkeypatch, share=0.1)
     left = steps(Taken(budget, 2 * budget, 0))
     run = memopt.compile(model, budget, backend="aten")
-    expected = trained(model, x), gradients(model)
+    expected = step(model, x), gradients(model)
     model.zero_grad()
-    assert_equal((trained(run, x), gradients(model)), expected)
+    assert_equal((step(run, x), gradients(model)), expected)
     assert not left and budget >= run.report.peak_bytes
     (note,) = run.report.notes
     assert "held to the budget" in note
@@ -341,7 +334,7 @@ def test_what_is_said_of_an_attempt_that_is_dropped_is_dropped_with_it(monkeypat
 
     monkeypatch.setattr(Session, "tighten", and_says)
     run = memopt.compile(model, budget, backend="aten")
-    trained(run, x)
+    step(run, x)
     (note,) = run.report.notes
     assert "held to the budget" in note
 
@@ -350,7 +343,7 @@ def test_after_some_rounds_the_last_plan_stays_measured_and_says_so(monkeypatch,
     model, x, budget = budget_and_session(monkeypatch)
     left = steps(*(Taken(budget - over, budget + over, 0) for over in (3000, 2000, 1000)))
     run = memopt.compile(model, budget, backend="aten")
-    trained(run, x)
+    step(run, x)
     assert not left and run.report.peak_bytes <= budget - 5000
     assert run.report.measured_peak_bytes == budget - 1000
     (note,) = run.report.notes
@@ -363,7 +356,7 @@ def test_after_some_rounds_the_last_plan_stays_measured_and_says_so(monkeypatch,
 def test_of_code_that_lacks_only_what_the_allocator_may_lose_the_step_decides(monkeypatch, steps, over):
     model, x = make(dropout=0.2)
     free = memopt.compile(model, backend="inductor")
-    trained(free, x)
+    step(free, x)
     model.zero_grad()
     torch._dynamo.reset()
     budget = free.report.peak_bytes
@@ -372,7 +365,7 @@ def test_of_code_that_lacks_only_what_the_allocator_may_lose_the_step_decides(mo
     monkeypatch.setattr("memopt.step.memory_ledger.slack_bytes", lambda limit, device: 2000)
     left = steps(Taken(budget, budget + over, 0), *[Taken(budget, budget, 0)] * bool(over))
     run = memopt.compile(model, budget, backend="inductor")
-    trained(run, x)
+    step(run, x)
     assert not left
     if over:
         assert run.report.peak_bytes <= budget - 2000 - over

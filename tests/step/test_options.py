@@ -13,23 +13,15 @@ from memopt.step.graphs import StepGraphs
 from memopt.step.options import Options
 from memopt.step.planned import predicted_peak
 from memopt.step.stages import stages_of
-from tests.passes.build import capture_joint
+from tests.passes.build import classified
 
 W = torch.linspace(-0.3, 0.3, 32 * 32).reshape(32, 32)
-
-
-def _loss(x, w, head, labels):
-    for _ in range(3):
-        x = torch.nn.functional.gelu(x @ w)
-    return torch.nn.functional.cross_entropy(x @ head, labels)
 
 
 @pytest.fixture
 def graphs(monkeypatch):
     monkeypatch.setenv("MEMOPT_CACHE", "0")
-    tensors = torch.randn(512, 32), W.clone().requires_grad_(), torch.randn(32, 256, requires_grad=True)
-    programs = [capture_joint(_loss, *tensors, torch.randint(0, 256, (512,)))]
-    return StepGraphs(programs, stages_of(memopt.TRAINING), verify=False, table=CostTable(limit_bytes=0))
+    return StepGraphs([classified()], stages_of(memopt.TRAINING), verify=False, table=CostTable(limit_bytes=0))
 
 
 def _options(graphs, attempt=lambda item: item):

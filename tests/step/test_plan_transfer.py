@@ -15,17 +15,11 @@ from memopt.solve.schedule import Schedule, ScheduleError
 from memopt.step import plan_transfer
 from memopt.step.encode_step import lower
 from memopt.step.plan_transfer import Sizes, TransferredPlan, carried_curve, carried_from, names_of, spread, structure
-from tests.passes.build import capture_joint
+from tests.passes.build import residual
 
 
 def program(rows=64, layers=4):
-    def function(x, w):
-        for _ in range(layers):
-            x = torch.nn.functional.gelu(x @ w).sin() + x
-        return (x,)
-
-    weight = torch.linspace(-0.3, 0.3, 32 * 32).reshape(32, 32).requires_grad_()
-    return capture_joint(function, torch.linspace(-1, 1, rows * 32).reshape(rows, 32), weight)
+    return residual(layers, rows)
 
 
 def lowered(rows=64, layers=4):

@@ -17,7 +17,7 @@ from memopt.step import encode_step, planner
 from memopt.step.encode_step import lower
 from memopt.step.graph_peaks import peaks_of, step_peak
 from memopt.step.planner import StepPlanner, plan_step
-from tests.passes.build import capture_joint
+from tests.passes.build import capture_joint, residual
 
 
 class Broken(torch.nn.Module):
@@ -97,13 +97,7 @@ class Cost:
 
 
 def program(layers, *, needs_input_gradient=False):
-    def function(x, w):
-        for _ in range(layers):
-            x = torch.nn.functional.gelu(x @ w).sin() + x
-        return (x,)
-
-    x = X.clone().requires_grad_(needs_input_gradient)
-    joint = capture_joint(function, x, W.clone().requires_grad_())
+    joint = residual(layers, 16, gradient=needs_input_gradient)
     return EliminateDead().run(EliminateCopies().run(joint).program).program
 
 

@@ -14,7 +14,7 @@ from memopt.step.options import Options
 from memopt.step.planned import measured_peak, predicted_peak
 from memopt.step.search import StepSearch, stored_plan
 from memopt.step.stages import replay, stages_of
-from tests.passes.build import capture_joint
+from tests.passes.build import classified, residual
 
 W = torch.linspace(-0.3, 0.3, 32 * 32).reshape(32, 32)
 
@@ -25,12 +25,7 @@ def _nothing_on_disk(monkeypatch):
 
 
 def program(layers=5):
-    def function(x, w):
-        for _ in range(layers):
-            x = torch.nn.functional.gelu(x @ w).sin() + x
-        return (x,)
-
-    return capture_joint(function, torch.linspace(-1, 1, 64 * 32).reshape(64, 32), W.clone().requires_grad_())
+    return residual(layers)
 
 
 def make(attempt=lambda item: item, programs=None):
@@ -80,13 +75,7 @@ def test_a_plan_is_proved_when_that_is_asked_for():
 
 
 def test_of_rewrites_those_that_take_longer_than_a_plan_within_the_room_are_left_out(monkeypatch):
-    def loss(x, w, head, labels):
-        for _ in range(3):
-            x = torch.nn.functional.gelu(x @ w)
-        return torch.nn.functional.cross_entropy(x @ head, labels)
-
-    tensors = torch.randn(512, 32), W.clone().requires_grad_(), torch.randn(32, 256, requires_grad=True)
-    search = make(programs=[capture_joint(loss, *tensors, torch.randint(0, 256, (512,)))])
+    search = make(programs=[classified()])
 
     def found(room=None):
         return [item.key for (item,) in search.lowerings(room)]
@@ -116,14 +105,7 @@ def test_rewrites_go_by_their_keys():
 @pytest.mark.parametrize("share", [0.6, 0.75])
 def test_chunks_are_as_large_as_the_limit_allows(monkeypatch, share):
     """Fewer chunks take less time; where their memory is not there, or is worth more, there are more of them."""
-
-    def loss(x, w, head, labels):
-        for _ in range(3):
-            x = torch.nn.functional.gelu(x @ w)
-        return torch.nn.functional.cross_entropy(x @ head, labels)
-
-    tensors = torch.randn(512, 32), W.clone().requires_grad_(), torch.randn(32, 512, requires_grad=True)
-    search = make(programs=[capture_joint(loss, *tensors, torch.randint(0, 512, (512,)))])
+    search = make(programs=[classified(512)])
     monkeypatch.setattr("memopt.step.search.acceptable", lambda plan: False)
     room = int(share * predicted_peak(search.captured))
     found = search.plan(room)

@@ -35,6 +35,14 @@ def make(**options: Any) -> tuple[Deep, torch.Tensor]:
     return model, torch.randn(256, model.norm.normalized_shape[0])
 
 
+def step(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Take a step under one seed; its loss."""
+    torch.manual_seed(1)
+    loss = run(x)
+    loss.backward()
+    return loss.detach()
+
+
 def budget_for(
     model: nn.Module,
     inputs: Any,

@@ -17,14 +17,7 @@ import memopt
 from memopt.solve import solver_worker
 from memopt.step import graphs as step_graphs
 from memopt.step import trial
-from tests.training.steps import assert_equal, budget_for, gradients, make
-
-
-def step(run, x):
-    torch.manual_seed(1)
-    loss = run(x)
-    loss.backward()
-    return loss.detach()
+from tests.training.steps import assert_equal, budget_for, gradients, make, step
 
 
 @pytest.mark.quick("search-False")

@@ -8,7 +8,7 @@ import torch
 import memopt
 from memopt.memory.measure import Measurement
 from memopt.step import trial as trial_module
-from tests.training.steps import assert_equal, budget_for, gradients, make, peak_of
+from tests.training.steps import assert_equal, budget_for, gradients, make, peak_of, step
 
 
 @pytest.fixture
@@ -27,13 +27,6 @@ def starve(monkeypatch):
         return failed
 
     return choose
-
-
-def step(run, x):
-    torch.manual_seed(1)
-    loss = run(x)
-    loss.backward()
-    return loss.detach()
 
 
 @pytest.mark.quick("1")

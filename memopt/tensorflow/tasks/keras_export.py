@@ -67,6 +67,10 @@ def run(request: dict[str, Any], folder: Any) -> dict[str, Any]:
 
     The request: `path`; `batch`, the examples in the inputs; `inputs`, shapes by name where the model's own do not do;
     `dynamic`, whether axes without a size vary in the graph.
+
+    Raises:
+        ValueError: Keras cannot read the file, or torch.export not capture the model.
+        Inputs: the inputs do not fit, or the model cannot be run on them.
     """
     path = Path(request["path"])
     try:

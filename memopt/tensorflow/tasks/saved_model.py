@@ -43,6 +43,10 @@ def run(request: dict[str, Any], folder: Any) -> dict[str, Any]:
     The request: `path`; `batch`, the examples of the first run; `signature`, or null for the only one or
     `serving_default`; `inputs`, shapes by name where the signature's own do not do; `want`: "onnx" (and the `opset`) or
     "xla". Tensors: `inputs_0`, …, `outputs_0`, …, and `wide_0`, … in float64 where TensorFlow can.
+
+    Raises:
+        ValueError: TensorFlow cannot load the file.
+        Inputs: the signature does not run on the first inputs.
     """
     path = Path(request["path"])
     _refuse_unsafe(path)
@@ -219,6 +223,9 @@ def measure(function: Any, frozen: Any, arrays: dict[str, Any], folder: Any) -> 
     """Memory in bytes and time in seconds of the function: by TensorFlow's executor, and compiled by XLA through PJRT.
 
     Writes the results of the compiled function as `xla`.
+
+    Raises:
+        ValueError: XLA cannot compile it.
     """
     import jax
     from jax._src.lib import xla_client

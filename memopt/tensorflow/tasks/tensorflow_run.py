@@ -13,7 +13,10 @@ def run(request: dict[str, Any], folder: Any) -> dict[str, Any]:
     """Run on the tensors `inputs_0`, `inputs_1`, …, and write `outputs_0`, …
 
     The request: `path`, `signature`, and how many `sets` of inputs there are. The answer: seconds of each first call,
-    which compiles, and of a second one; the memory of the executable for the first set.
+    which compiles, and of a second one; the memory of the executable for the first set, in bytes.
+
+    Raises:
+        ValueError: TensorFlow cannot run it.
     """
     loaded = tf.saved_model.load(request["path"])
     function = loaded.signatures[request["signature"]]
