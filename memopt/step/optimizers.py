@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +20,8 @@ from memopt.memory.optimizers import Counted, count, holding, holds_some, listed
 from memopt.memory.reach import optimizers_in
 from memopt.memory.step_watch import StepWatch
 from memopt.torch_compat.storages import version_of
+
+_AHEAD = 4  # steps whose growth is counted ahead
 
 
 class Optimizers:
@@ -50,6 +54,8 @@ class Optimizers:
         self._footprint: OptimizerFootprint | None = None
         self._trained: tuple[bool, ...] | None = None
         self._alone: dict[int, Counted] = {}  # by `id`, before any step
+        # By `id`: the latest looks at state, as steps so far and bytes; and the bytes that are counted.
+        self._sizes: dict[int, tuple[tuple[tuple[int, int], ...], int]] = {}
         self._due = False
         self.notes: list[str] = []
         if watch:
@@ -65,6 +71,7 @@ class Optimizers:
         self._learned.clear()
         self._steps.clear()
         self._alone.clear()
+        self._sizes.clear()
         self._due = True
 
     def _set(self, given: Any) -> None:
@@ -84,6 +91,7 @@ class Optimizers:
         if any(find() is None for find in self._given):
             self._given = [find for find in self._given if find() is not None]
             self._alone.clear()
+            self._sizes.clear()
             self._steps.clear()  # what one wrapped may step on, as none that was given
             self._due = True
 
@@ -162,7 +170,10 @@ class Optimizers:
                 self._alone[id(item)] = self._count_alone(item, parameters)
             alone = self._alone[id(item)]
             if any(inner in self._steps for inner in optimizers_in(item)):
-                alone = holding(alone, state_bytes(item, parameters, parameters[0].device))
+                size = state_bytes(item, parameters, parameters[0].device)
+                footprint = holding(alone, size).footprint
+                state = max(footprint.state_bytes, self._with_growth(item, size))
+                alone = Counted(dataclasses.replace(footprint, state_bytes=state))
             if item in self._learned and not self._expected and alone.footprint.state_bytes:
                 size = learned.get(name_of(item), 0) + alone.footprint.state_bytes
                 learned[name_of(item)] = size
@@ -205,6 +216,7 @@ class Optimizers:
                 self._given = [find for find in self._given if is_optimizer(find())]
                 self._learned.add(optimizer)
                 self._alone.pop(id(optimizer), None)  # of one that is gone, and lay there
+                self._sizes.pop(id(optimizer), None)
         steps = 1 if known is None else known[0] + 1
         self._steps[optimizer] = steps, size
         # State may come later, as that of a wrapper which acts at every fifth step: looked for ever more rarely.
@@ -214,12 +226,26 @@ class Optimizers:
             self._alone.clear()
 
     def _grows(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether no step on fake tensors has told what it holds: it is looked at after each step."""
-        return any(
-            self._alone[id(item)].later and optimizer in optimizers_in(item)
-            for item in self.instances()
-            if id(item) in self._alone
-        )
+        """Whether it is looked at after each step: no step on fake tensors told what it holds, or that has grown."""
+        items = [item for item in self.instances() if id(item) in self._alone and optimizer in optimizers_in(item)]
+        return any(self._alone[id(item)].later or self._growth(item, 1) for item in items)
+
+    def _growth(self, item: Any, pairs: int) -> int:
+        """Bytes by which its state has grown in a step, at least, as so many pairs of looks tell; 0 before."""
+        seen, _ = self._sizes.get(id(item), ((), 0))
+        found = [(size - before) // (step - last) for (last, before), (step, size) in itertools.pairwise(seen)]
+        return max(0, min(found[-pairs:])) if len(found) >= pairs else 0
+
+    def _with_growth(self, item: Any, size: int) -> int:
+        """Bytes of its state to count: with room for some steps where it grows with each, as a history does."""
+        steps = sum(self._steps[inner][0] for inner in optimizers_in(item) if inner in self._steps)
+        seen, counted = self._sizes.get(id(item), ((), 0))
+        seen = (*[known for known in seen if known[0] < steps][-2:], (steps, size))
+        self._sizes[id(item)] = seen, counted
+        rate = self._growth(item, 2)  # what comes once, in a later step than the first, is no growth
+        counted = counted if rate and size + rate <= counted else size + _AHEAD * rate
+        self._sizes[id(item)] = seen, counted
+        return counted
 
     def _covers(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether one that was learned of wraps it; those that it wraps itself are not to be counted beside it."""

@@ -1,6 +1,7 @@
 """Optimizers of a model under a budget: given, given later, learned of by their steps, and grown since."""
 
 import gc
+import itertools
 import weakref
 
 import pytest
@@ -10,6 +11,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import memopt
 from memopt.memory.optimizer import state_bytes
+from memopt.step.optimizers import Optimizers
 
 X = torch.randn(8, 128, generator=torch.Generator().manual_seed(1))
 
@@ -173,7 +175,8 @@ def test_what_is_told_by_no_copy_counts_after_its_first_step_and_as_it_grows():
         optimizer.step(closure)
         stand_in(X)
         sizes.append(real(model, optimizer))
-        assert counted(stand_in) == sizes[-1] and stand_in.report.notes == ()
+        ahead = 4 * min(after - size for size, after in itertools.pairwise(sizes)) if len(sizes) == 3 else 0
+        assert counted(stand_in) == sizes[-1] + ahead and stand_in.report.notes == ()
     assert sizes[0] < sizes[1] < sizes[2]
 
 
@@ -303,3 +306,36 @@ def test_one_that_cannot_be_set_leaves_those_before_in_force():
         stand_in.set_optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1))
     steps(stand_in, optimizer)
     assert counted(stand_in) == real(model, optimizer)
+
+
+def test_state_that_grows_from_step_to_step_is_counted_ahead():
+    """LBFGS' history was looked at in steps of powers of two: three steps took up to 1.07 of their budget, unsaid."""
+    model = make()
+    optimizer = torch.optim.LBFGS(model[0].parameters(), 0.1, max_iter=2)
+    found = Optimizers(model, optimizer, None, watch=True)
+    before = []
+    for _ in range(8):
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model(X).pow(2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        if before:  # as it was counted before this step
+            assert before[-1] >= real(model, optimizer) or len(before) < 3
+        found.due()
+        before.append(found.footprint().state_bytes)
+    assert before[-1] <= 2 * real(model, optimizer)
+
+
+def test_state_that_comes_once_is_no_growth():
+    model = make()
+    optimizer = torch.optim.Adam(model.parameters())
+    found = Optimizers(model, optimizer, None, watch=True)
+    for _ in range(5):
+        model(X).pow(2).mean().backward()
+        optimizer.step()
+        found.due()
+        assert found.footprint().state_bytes == real(model, optimizer)
