@@ -33,7 +33,7 @@ def arrange(program: Program) -> Program:
     3. What the caller gets of that, a gradient of a bias say, stands beside it.
     4. A call on which no other depends (the gradient of a weight) waits for the next kernels where it reads what is
        computed element by element in forward: recomputed, that is fused with them. What it keeps waiting must be
-       no larger than what they read together.
+       no larger than what they read together. What is made of its result alone waits with it.
     """
     if not program.training:
         return program
@@ -73,7 +73,9 @@ class _Arrangement:
             if node in self.done:
                 continue
             if not self.call[node]:
-                if not self._is_put_off(node):
+                if self._follows_what_waits(node):
+                    self.waiting.append(node)
+                elif not self._is_put_off(node):
                     self._run(node)
             elif self.feeds[node] or node in self.fixed or not self._waits(node):
                 self._run_call(node)
@@ -126,6 +128,12 @@ class _Arrangement:
                 if all(operand in self.done or operand not in self.place for operand in user.all_input_nodes):
                     self._put(user)
                     work.append(user)
+
+    def _follows_what_waits(self, node: fx.Node) -> bool:
+        """Whether it is made of a call that waits: autocast's float32 copy of a weight's gradient, say."""
+        if self.feeds[node] or not self.waiting:
+            return False
+        return not set(self.waiting).isdisjoint(self._missing(node))
 
     def _is_put_off(self, node: fx.Node) -> bool:
         if is_any_view(node):

@@ -103,6 +103,20 @@ def test_a_weight_s_gradient_waits_for_the_kernel_that_reads_what_it_would_compu
     assert after[0] < len(arrange(program).calls) - 3, "no longer than that"
 
 
+def test_a_gradient_that_is_cast_waits_as_well():
+    def under_autocast(*given):
+        with torch.autocast("cpu", torch.bfloat16):
+            return layers(*given)
+
+    new = arrange(captured(under_autocast, *MODELS["layers"][1]()))
+    order = {node.name: index for index, node in enumerate(new.calls)}
+    named = {node.name: node for node in new.calls}
+    (cast,), (read,) = named["mm_5"].users, named["permute_2"].all_input_nodes
+    assert cast.meta["val"].dtype is torch.float32 and read.meta["phase"] is Phase.FORWARD
+    assert order["exp_1"] < order["mm_5"] == order[cast.name] - 1, "behind gelu's own backward, and its cast with it"
+    assert order[cast.name] < len(order) - 3
+
+
 def test_programs_without_a_backward_half_are_returned_as_they_are():
     program = trace(lambda x: (x.sin() @ x,), torch.ones(4, 4))
     assert arrange(program) is program
