@@ -38,9 +38,9 @@ class CallEnds:
     def returned(self, session: Session, outputs: Any, args: Any, kwargs: Any, *, planned: bool) -> None:
         """A call has returned: what it has made is no other tensor of the process."""
         if self._budgeted and not self.verifying:
-            self._residents.others.ended(session.resident.device, outputs, planned=planned)
+            self._residents.others.ended(session.device, outputs, planned=planned)
             if session.role.to_be_trained and not session.role.trains and not session.soft:
-                BEFORE.follow(session.resident.device, self._sessions.around, in_steps=not session.counts_all)
+                BEFORE.follow(session.device, self._sessions.around, in_steps=not session.counts_all)
             elif not session.role.trains:
                 BEFORE.goes_on()
             if not torch.is_grad_enabled():

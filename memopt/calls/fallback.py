@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,10 +44,21 @@ class Fallback:
             self._leave_odd(kind, leaves)
         return kind
 
-    def before(self, kind: Any, args: Any, kwargs: Any) -> CallStart:
-        """What such a call changes, to be kept before it is made; copies only if none like it has worked."""
-        new, within = kind not in self._worked, self._options.budget is not None
-        return CallStart(self._model, (args, kwargs), state=new, buffers=True, objects=within)
+    def before(
+        self, kind: Any, args: Any, kwargs: Any, *, anew: bool = False, written: Collection[int] | None = None
+    ) -> CallStart:
+        """What such a call changes, to be kept before it is made; all of it where none like it has worked.
+
+        Args:
+            kind: of the call.
+            args, kwargs: of the call.
+            anew: whether it may have to begin anew though such calls have worked.
+            written: what these are known to write to (see `CallStart`).
+        """
+        if kind in self._worked:
+            return CallStart(self._model, (args, kwargs), state=anew, written=written)
+        within = self._options.budget is not None
+        return CallStart(self._model, (args, kwargs), state=True, buffers=True, objects=within)
 
     def works(self, kind: Any) -> None:
         """Such a call has worked."""

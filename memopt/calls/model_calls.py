@@ -230,7 +230,8 @@ class ModelCalls:
             NotCapturedError: it cannot be planned, and all that it has changed was set back.
         """
         self._refuse(called, kind, args, kwargs)
-        before, gradients = self.fallback.before(called, args, kwargs), kind.gradients
+        kept, gradients = self.planned.before(session, kind), kind.gradients
+        before = self.fallback.before(called, args, kwargs, **kept)
         guard = self.guards.setdefault(session, StepGuard())
         beyond, allowance = session.beyond if gradients else None, guard.allowance
         mark = session.outside.mark((args, kwargs) if gradients else ())
@@ -253,7 +254,7 @@ class ModelCalls:
                 collecting_rarely(),
                 closed_if_it_fails(watch[0]),
             ):
-                outputs = self.planned.run(session, kind, args, kwargs)
+                outputs = self.planned.run(session, kind, before, args, kwargs)
             if self.options.budget is not None and self.sessions.graphs != graphs:
                 collect()  # Dynamo leaves what it has traced in cycles: what a loop replaces would stay beside the next
         except torch.OutOfMemoryError as error:

@@ -12,7 +12,7 @@ from torch import nn
 
 from memopt.budget import BudgetError
 from memopt.calls.dynamo_settings import settings_of
-from memopt.calls.guard_fast_path import Kind
+from memopt.calls.guard_fast_path import Kind, Plan
 from memopt.calls.sessions import Sessions
 from memopt.calls.sizing import Symbolic
 from memopt.calls.start import CallStart
@@ -74,7 +74,12 @@ class PlannedCalls:
     def __init__(self, model: nn.Module, sessions: Sessions) -> None:
         """Of a model with these compilations."""
         self._model, self._sessions = model, sessions
+        self._written: dict[Plan, set[int]] = {}  # memory of the model that calls have written to
         self.symbolic = False
+
+    def before(self, session: Session, kind: Kind) -> dict[str, Any]:
+        """Of what a call may change, what has to be kept: as `Fallback.before` takes it."""
+        return {"anew": session.broken or not session.one_graph, "written": self._written.get(kind.plan)}
 
     def captures(self, session: Session, args: Any, kwargs: Any) -> bool:
         """Whether any graph of such a call can be captured; where fake tensors fail, the call itself tells."""
@@ -83,8 +88,14 @@ class PlannedCalls:
         return True
 
     @in_one_piece
-    def run(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
+    def run(self, session: Session, kind: Kind, before: CallStart | None, args: Any, kwargs: Any) -> Any:
         """Run a call of the model.
+
+        Args:
+            session: of the call.
+            kind: of the call.
+            before: what there is; None: find out.
+            args, kwargs: of the call.
 
         Raises:
             BudgetError: no plan keeps the budget. Nothing was run.
@@ -94,11 +105,17 @@ class PlannedCalls:
         symbols = self._sessions.sizing.of(kind, session, args, kwargs)
         made = self._sessions.has_function(kind, symbolic=symbols is not None)
         state = not made or session.broken or not session.one_graph
-        start = CallStart(self._model, (args, kwargs), state=state)
+        start = before
+        if start is None or (state and not start.state):
+            start = CallStart(
+                self._model, (args, kwargs), state=state, written=self._written.get(kind.plan) if made else None
+            )
         while True:
             try:
                 outputs = self._run(session, start, kind, symbols, args, kwargs)
                 if not (kind.gradients and session.fallbacks.lacks(session, outputs)):
+                    if state and not made:
+                        self._written.setdefault(kind.plan, set()).update(start.written())
                     return outputs
                 self._begin_anew(start)
                 self._sessions.lower_anew(kind.plan)
@@ -165,7 +182,7 @@ class PlannedCalls:
             names, groups = needed.names, needed.groups
         gc.collect()  # the error held the graph, and that the weights: what is moved would leave its place taken
         lay_out(self._model, names, groups)
-        return self.run(session, kind, args, kwargs)
+        return self.run(session, kind, None, args, kwargs)
 
     def _call(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Any:
         function = self._sessions.function(kind)
@@ -187,5 +204,5 @@ class PlannedCalls:
         if changed:
             raise CaptureError(
                 f"{changed} of {type(self._model).__name__} was written to before all graphs of the call were known, "
-                "and is too large to be copied each time: write to it after the model was called, or to a copy"
+                "and is not copied each time: write to it after the model was called, or to a copy"
             )

@@ -278,7 +278,7 @@ class Sessions(Mapping[Plan, Session]):
             look = functools.partial(look_at, weakref.ref(self), weakref.ref(session), calls)
             early = 0 if session.ran[0].key == AS_IT_IS else session.allowance.tangents.early
             model = weakref.ref(self._model)
-            key, device = session.ran[0].key, session.resident.device
+            key, device = session.ran[0].key, session.device
             lets_go = bool(session.fallbacks.by_loss_alone.held)
             kept = functools.partial(kept_more, weakref.ref(session), calls)
             number, gradients = len(calls), functools.partial(gradients_of, model)

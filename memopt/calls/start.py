@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +33,14 @@ class CallStart:
     """
 
     def __init__(
-        self, model: nn.Module, inputs: Any = (), *, state: bool, buffers: bool = False, objects: bool = False
+        self,
+        model: nn.Module,
+        inputs: Any = (),
+        *,
+        state: bool,
+        buffers: bool = False,
+        objects: bool = False,
+        written: Collection[int] | None = None,
     ) -> None:
         """Remember it.
 
@@ -43,28 +50,39 @@ class CallStart:
             state: whether more than the random numbers may have to be set back.
             buffers: whether the model's buffers are copied however large they are.
             objects: whether attributes of plain objects that its modules hold (a cache, a counter) are set back, too.
+            written: what such calls are known to write to, as `written` returns it: other trained parameters are not
+                copied, of which there may be hundreds. None: it is not known.
         """
-        self._model = model
-        self._random = RandomStreams(sorted({p.device.index for p in model.parameters() if p.is_cuda}) if state else ())
+        self._model, self.state = model, state
         self._copies: dict[int, _Copy] = {}
-        self._watched: list[tuple[str, torch.Tensor, int]] = []
+        self._watched: list[tuple[_Name, torch.Tensor, int]] = []
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._hooks: list[tuple[nn.Module, type, dict[str, Any]]] = []  # those that there are: most are empty
-        for name, tensor, is_buffer in _tensors(model, inputs):
+        modules, devices = [*model.named_modules()], set()
+        for name, tensor in _tensors(modules, inputs):
             memory = tensor.untyped_storage()
-            if id_of_storage(memory) in self._copies or not memory.nbytes():
+            if tensor.is_cuda and name.kind == "parameter":
+                devices.add(tensor.device.index)
+            key, size = id_of_storage(memory), memory.nbytes()
+            if key in self._copies or not size:
                 continue
-            if state and (memory.nbytes() <= _SMALL or (buffers and is_buffer)):
-                self._copies[id_of_storage(memory)] = _Copy(memory)
+            small = size <= _SMALL and (written is None or key in written or not tensor.requires_grad)
+            if state and (small or (buffers and name.kind == "buffer")):
+                self._copies[key] = _Copy(memory)
             elif not tensor.is_inference():
                 self._watched.append((name, tensor, version_of(tensor)))
-        for module in model.modules() if state else ():
+        self._random = RandomStreams(sorted(devices) if state else ())
+        for _, module in modules if state else ():
             attributes = module.__dict__
             self._attributes.append((attributes, _own(attributes)))
             hooks = {name: _kept(value) for name in _HOOKS if (value := attributes.get(name)) or value is False}
             self._hooks.append((module, type(module), hooks))
         for value in objects_of(model) if state and objects else ():
             self._attributes.append((vars(value), {key: _kept(item) for key, item in vars(value).items()}))
+
+    def written(self) -> set[int]:
+        """Of memory that was copied, what has changed since, by `id_of_storage`."""
+        return {key for key, copy in self._copies.items() if copy.differs}
 
     def restore(self) -> str:
         """Set back what has changed since; the name of a tensor that has and was not copied, or else empty."""
@@ -79,7 +97,7 @@ class CallStart:
                 _restore_hooks(module.__dict__, hooks)
         for copy in self._copies.values():
             copy.restore()
-        return next((name for name, tensor, version in self._watched if version_of(tensor) != version), "")
+        return next((name.text for name, tensor, version in self._watched if version_of(tensor) != version), "")
 
 
 class _Copy:
@@ -90,31 +108,54 @@ class _Copy:
         data = _bytes_of(memory)
         self._data: Any = data.clone() if data.is_cuda else data.numpy().copy()  # NumPy's takes no part of a budget
 
-    def restore(self) -> None:
+    @property
+    def differs(self) -> bool:
+        """Whether something else is there now."""
         data, known = _bytes_of(self._memory), torch.as_tensor(self._data)
-        if data.shape == known.shape and not torch.equal(data, known):
-            data.copy_(known)
+        return data.shape == known.shape and not torch.equal(data, known)
+
+    def restore(self) -> None:
+        if self.differs:
+            _bytes_of(self._memory).copy_(torch.as_tensor(self._data))
 
 
 def _bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
 
 
-def _tensors(model: nn.Module, inputs: Any) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Tensors that a call may write to, by what a user calls them, and which of them are buffers."""
-    for name, buffer in model.named_buffers():
-        if _is_plain(buffer):
-            yield f"buffer {name!r}", buffer, True
-    for name, parameter in model.named_parameters():
-        if _is_plain(parameter):
-            yield f"parameter {name!r}", parameter, False
-    for path, module in model.named_modules():
-        for key, value in module.__dict__.items():
-            if type(value) in _TENSORS and _is_plain(value):
-                yield f"attribute {f'{path}.{key}'.lstrip('.')!r}", value, False
+class _Name(NamedTuple):
+    """What a user calls a tensor: its module's path and its name there, or the number of an input."""
+
+    kind: str
+    path: str
+    key: str
+
+    @property
+    def text(self) -> str:
+        """As messages have it."""
+        if self.kind == "input":
+            return f"input {self.key}"
+        return f"{self.kind} {f'{self.path}.{self.key}'.lstrip('.')!r}"
+
+
+def _tensors(modules: Iterable[tuple[str, nn.Module]], inputs: Any) -> Iterator[tuple[_Name, torch.Tensor]]:
+    """Tensors that a call may write to: of memory that several of them show, buffers first."""
+    for kind, values_of in _PLACES:
+        for path, module in modules:
+            for key, value in values_of(module.__dict__):
+                if type(value) in _TENSORS and _is_plain(value):
+                    yield _Name(kind, path, key), value
     for index, leaf in enumerate(pytree.tree_leaves(inputs)):
         if _is_plain(leaf):
-            yield f"input {index}", leaf, False
+            yield _Name("input", "", str(index)), leaf
+
+
+# What a tensor of a module is, and where a module's dictionary has those of that kind.
+_PLACES: tuple[tuple[str, Callable[[dict[str, Any]], Iterable[tuple[str, Any]]]], ...] = (
+    ("buffer", lambda attributes: attributes["_buffers"].items()),
+    ("parameter", lambda attributes: attributes["_parameters"].items()),
+    ("attribute", lambda attributes: [(key, attributes[key]) for key in attributes if key not in _INTERNAL]),
+)
 
 
 def _is_plain(value: Any) -> bool:
@@ -135,9 +176,8 @@ class _Kept(NamedTuple):
 def _own(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """A module's own attributes as `_restored` takes them: there may be thousands, before each call."""
     found = {}
-    for name, value in attributes.items():
-        if name in _INTERNAL:
-            continue
+    for name in attributes.keys() - _INTERNAL:
+        value = attributes[name]
         if type(value) in _PLAIN or isinstance(value, (*_PLAIN, torch.Tensor)):
             found[name] = value
         elif (contents := contents_of(value)) is not None:

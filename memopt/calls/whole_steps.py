@@ -47,11 +47,12 @@ class WholeSteps:
 
     def watch(self, session: Session, kind: Kind, args: Any, kwargs: Any) -> Watch:
         """A call is about to run that is all of its step so far: what looks at that, where it is due."""
-        key, device = self._keys.get(session), session.resident.device
+        key = self._keys.get(session)
         planned = session.budget is not None and not session.soft and session.report is not None
-        if key is None or not planned or not kind.alone or not kind.gradients or device.type != "cpu":
+        if key is None or not planned or not kind.alone or not kind.gradients or not self._around.is_due(key):
             return None, None
-        if not self._around.is_due(key):
+        device = session.resident.device
+        if device.type != "cpu":
             return None, None
         there = [*self._model.parameters(), *self._model.buffers(), *held_tensors(self._model)]
         there += [each.grad for each in self._model.parameters() if each.grad is not None]

@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +23,14 @@ class RandomStreams:
         """
         self._torch = bytearray(torch.get_rng_state().tolist())  # no tensor, which would take a part of a budget
         self._devices = [(index, torch.cuda.get_rng_state(index)) for index in devices]
-        self._host = host_state()
+        self._host = _host_streams()
 
     def restore(self) -> None:
         """Go back."""
         torch.set_rng_state(torch.frombuffer(self._torch, dtype=torch.uint8))
         for index, state in self._devices:
             torch.cuda.set_rng_state(state, index)
-        set_host_state(self._host)
+        _set_host_streams(*self._host)
 
 
 @contextlib.contextmanager
@@ -44,11 +45,18 @@ def streams_kept() -> Iterator[None]:
 
 def host_state() -> bytes:
     """Where Python's and NumPy's streams are; equal where they are at the same place."""
-    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
+    return pickle.dumps(_host_streams())
 
 
 def set_host_state(state: bytes) -> None:
     """Go back to what `host_state` returned."""
-    python, numpy = pickle.loads(state)
+    _set_host_streams(*pickle.loads(state))
+
+
+def _host_streams() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state(legacy=False)
+
+
+def _set_host_streams(python: Any, numpy: Any) -> None:
     random.setstate(python)
     np.random.set_state(numpy)

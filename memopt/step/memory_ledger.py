@@ -7,6 +7,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
 
+import torch
+
 from memopt.budget import Budget
 from memopt.memory.allocator import count_library_bytes, library_bytes, slack_bytes, use_expandable_segments, with_slack
 from memopt.memory.products import may_multiply
@@ -68,6 +70,11 @@ class MemoryLedger:
     @resident.setter
     def resident(self, resident: Resident) -> None:
         self._resident, self._arrived = resident, None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model was when a graph was planned last: nothing is counted to know it."""
+        return self._resident.device
 
     @contextlib.contextmanager
     def call(self, count: Callable[[], Resident], role: CallRole | None = None) -> Iterator[None]:

@@ -148,3 +148,26 @@ def test_containers_hold_what_they_held(kind):
     assert model.held != before
     start.restore()
     assert model.held == before and type(model.held) is kind
+
+
+def test_trained_parameters_are_copied_where_calls_were_seen_to_write_to_them():
+    class Scaling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.weight = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+        @torch.no_grad()
+        def forward(self, x):
+            self.scale.mul_(2)
+            return x
+
+    model = Scaling()
+    start = CallStart(model, state=True)
+    model(torch.ones(3))
+    written = start.written()
+    later = CallStart(model, state=True, written=written)
+    model(torch.ones(3))
+    assert later.restore() == "" and model.scale.eq(2).all()
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert later.restore() == "parameter 'weight'"
