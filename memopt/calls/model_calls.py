@@ -55,6 +55,7 @@ from memopt.step.guard import StepGuard
 from memopt.step.optimizers import Optimizers
 from memopt.step.sizes_apart import SizesError
 from memopt.torch_compat.backward import backward_task
+from memopt.torch_compat.fully_sharded import passes_results_on
 from memopt.torch_compat.modules import has_disabled_forward, hooks_behind
 from memopt.torch_compat.transforms import in_force
 
@@ -111,7 +112,7 @@ class ModelCalls:
             self.fast_path,
             budgeted=budgeted,
             planned=self.sessions.trains,
-            hooked=lambda: bool(hooks_behind(model)),
+            hooked=lambda: not all(map(passes_results_on, hooks_behind(model))),
         )
         self.transformed = Transformed(model, budgeted=budgeted)
         self.fallback, self.refusals = Fallback(model, options), Refusals(model)

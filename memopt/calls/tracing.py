@@ -38,6 +38,7 @@ from memopt.capture.shadow import Shadow
 from memopt.common.own_files import MEMOPT
 from memopt.common.progress import captured, stage
 from memopt.common.random_streams import streams_kept
+from memopt.compilation.part_by_loss_alone import DROPPED
 from memopt.compilation.session import Session
 from memopt.engine import ManySizes, Recalled
 from memopt.errors import first_line
@@ -47,6 +48,7 @@ from memopt.memory.tangents import Tangents, tangents_of
 from memopt.program import Program
 from memopt.step.backward_entry import BackwardFacts, watched
 from memopt.step.budget_trial import lower_within
+from memopt.step.by_loss_alone import MORE
 from memopt.step.earlier_calls import Figures
 from memopt.step.graph_peaks import step_peak
 from memopt.step.planner import StepPlan
@@ -55,6 +57,7 @@ from memopt.step.warm_start import keep_for_others, warm_started
 from memopt.torch_compat.dynamo import Kept, with_own_entry
 from memopt.torch_compat.fully_sharded import sharded_captured
 from memopt.torch_compat.logging_calls import silence
+from memopt.torch_compat.not_returned import NotReturned, Untouched
 from memopt.torch_compat.saved_tensors import saved_as_it_is
 from memopt.torch_compat.source_files import TORCH
 from memopt.torch_compat.symbols import is_symbolic
@@ -78,14 +81,14 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
     shadow = Shadow(model)
     fake_args, fake_kwargs = shadow.inputs(args, kwargs)
     try:
-        with session.collects(shadow.names) as collected, contextlib.ExitStack() as settings:
-            for setting in (shadow.running(), settings_of(session), silence(), streams_kept(), saved_as_it_is()):
-                settings.enter_context(setting)
-            settings.enter_context(sharded_captured(shadow.model))
-            kept = Kept(dynamo_backend(session))
-            compiled = with_own_entry(torch.compile(shadow.model, backend=kept.while_kept(), dynamic=False))
-            mark = session.outside.mark((fake_args, fake_kwargs))
-            _rehearsed(session, model, lambda: compiled(*fake_args, **fake_kwargs), mark)
+        try:
+            collected, returned = _collected(model, shadow, fake_args, fake_kwargs, session)
+        except Exception:
+            if not session.fallbacks.part.gives_way():
+                raise
+            return collect(model, args, kwargs, session)
+        if not session.fallbacks.settles(returned):
+            return collect(model, args, kwargs, session)
         if session.asks_for_eager and session.role.trains:
             # A fraction is of about what eager takes: values between graphs are beside all that the graphs hold.
             eager = eager_call(model, args, kwargs, session.table, tangents_stay=True)
@@ -100,6 +103,20 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
         ) from error
 
 
+def _collected(
+    model: nn.Module, shadow: Shadow, args: Any, kwargs: Any, session: Session
+) -> tuple[list[Program], list[Any]]:
+    """All graphs of one call with fake arguments, and what it returns."""
+    with session.collects(shadow.names) as collected, contextlib.ExitStack() as settings:
+        for setting in (shadow.running(), settings_of(session), silence(), streams_kept(), saved_as_it_is()):
+            settings.enter_context(setting)
+        settings.enter_context(sharded_captured(shadow.model))
+        kept = Kept(dynamo_backend(session))
+        compiled = with_own_entry(torch.compile(shadow.model, backend=kept.while_kept(), dynamic=False))
+        mark = session.outside.mark((args, kwargs))
+        return collected, _rehearsed(session, model, lambda: compiled(*args, **kwargs), mark)
+
+
 def _place_of(error: BaseException) -> str:
     """The line of the model that an error comes from, where there is one."""
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
@@ -107,8 +124,11 @@ def _place_of(error: BaseException) -> str:
     return f" at {os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
-def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark: Mark) -> None:
+def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark: Mark) -> list[Any]:
     """Run one call on fake tensors, forward and backward, and count what runs outside of captured graphs.
+
+    Returns:
+        What the call has returned, and nothing else.
 
     Raises:
         NotCapturedError: what runs there has no backward on fake tensors, and there is a budget to be kept.
@@ -116,7 +136,8 @@ def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark
     ledger = None if session.collection.rehearsing or session.budget is None else ledger_for(model)
     session.counts_in(ledger)
     with contextlib.nullcontext() if ledger is None else ledger:
-        outputs = shown_tensors(call())
+        returned = [call()]
+        outputs = shown_tensors(returned[0])
         told, failed = session.outside.told(model, outputs, mark), ""
         session.outside.rehearses(model, outputs, mark)
         tangents = tangents_of(roots_of(outputs)) if ledger is not None and torch.is_grad_enabled() else Tangents()
@@ -131,6 +152,7 @@ def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark
     _tell(session, told)
     if failed:
         raise NotCapturedError(f"{told}: what they take is not known without running them: {failed}")
+    return returned
 
 
 def note_outside(session: Session, model: nn.Module, outputs: Any, mark: Mark) -> None:
@@ -165,9 +187,12 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
             session, graph_module, example_inputs, others=bool(others), whole=not is_part(graph_module)
         )
         stands: Sequence[torch.Tensor | None] = ()
-        if by_loss_alone and session.fallbacks.by_loss_alone.why and not is_symbolic(example_inputs):
-            stands, others = drop_outputs(graph_module), ()
-        elif by_loss_alone and others:
+        fixed, way = not is_symbolic(example_inputs), ""
+        if others and fixed and not by_loss_alone and is_part(graph_module):
+            way = session.fallbacks.way_of_part(session, graph_module, example_inputs)
+        if way == DROPPED or (by_loss_alone and session.fallbacks.by_loss_alone.why and fixed):
+            stands, others = drop_outputs(graph_module, Untouched if way else NotReturned), ()
+        elif (way or by_loss_alone) and others:
             detach_outputs(graph_module, others)
         hooks = Hooks(session, graph_module, example_inputs)
         if by_loss_alone and session.fallbacks.by_loss_alone.held:
@@ -182,7 +207,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         graph = None
         if hooks.needs_gradients and session.collection.graphs is None and not symbolic:
             told = description(graph_module, example_inputs)
-            graph = told and (told, by_loss_alone, others, [stand is None for stand in stands], hooks.lets_go)
+            graph = told and (told, by_loss_alone or way, others, [stand is None for stand in stands], hooks.lets_go)
         for known, plan, code in lowered if graph is not None else ():
             if known == graph and plan is _plan_of(session):
                 return code
@@ -214,8 +239,8 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
         def looked_after(run: Callable[..., Any], facts: BackwardFacts) -> Callable[..., Any]:
             run = watched(run, facts, session.short_of_memory, inside)
             stages = session.fallbacks.by_loss_alone
-            if by_loss_alone and others:
-                run = attached(run, others, stages.needed)
+            if (by_loss_alone or way) and others:
+                run = attached(run, others, stages.needed or MORE)
             if hooks.lets_go:
                 run = watched_for_outputs(run, session.unused, stages.held)
             return in_place_of_dropped(run, stands) if stands else run
@@ -247,8 +272,10 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                     keep_for_others(session, hooks, run)
                 if collected is not None:
                     run = _counted(run, session, collected, first)
-                    facts = BackwardFacts()
-                    return watched(run, facts, session.short_of_memory, inside) if hooks.needs_gradients else run
+                    if hooks.needs_gradients:
+                        run = watched(run, BackwardFacts(), session.short_of_memory, inside)
+                    run = session.fallbacks.part.noted(run, stands) if way else run
+                    return in_place_of_dropped(run, stands) if stands else run
                 run = _noted(_recomputable(run, session, hooks), session, hooks)
                 if not hooks.needs_gradients:
                     return run

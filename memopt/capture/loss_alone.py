@@ -45,18 +45,22 @@ def detach_outputs(graph_module: fx.GraphModule, places: Sequence[int]) -> None:
     graph_module.recompile()
 
 
-def drop_outputs(graph_module: fx.GraphModule) -> list[torch.Tensor | None]:
+def drop_outputs(graph_module: fx.GraphModule, stand: type[NotReturned] = NotReturned) -> list[torch.Tensor | None]:
     """Have a graph of Dynamo's return its loss alone of the tensors that it makes, for who takes nothing else.
 
+    Args:
+        graph_module: the graph.
+        stand: what stands for the others.
+
     Returns:
-        What stands for each output: None where it is returned as before, else a `NotReturned` like it.
+        What stands for each output: None where it is returned as before.
     """
     output = graph_module.graph.output_node()
     stands: list[torch.Tensor | None] = []
     for node in _returned(graph_module):
         value = value_of(node) if isinstance(node, fx.Node) and node.op != "placeholder" else None
         large = isinstance(value, torch.Tensor) and value.numel() != 1
-        stands.append(NotReturned.like(cast("torch.Tensor", value)) if large else None)
+        stands.append(stand.like(cast("torch.Tensor", value)) if large else None)
     kept = [node for node, stand in zip(_returned(graph_module), stands, strict=True) if stand is None]
     output.args = (tuple(kept),)
     graph_module.recompile()  # what is dead by now AOTAutograd finds, which knows what writes

@@ -12,7 +12,8 @@ from torch import fx
 from memopt.budget import BudgetError
 from memopt.capture.caller import takes_loss_alone
 from memopt.capture.result_uses import taken
-from memopt.step.by_loss_alone import ByLossAlone
+from memopt.compilation.part_by_loss_alone import PartByLossAlone
+from memopt.step.by_loss_alone import ALONE, ByLossAlone
 from memopt.torch_compat.autograd_nodes import compiled_nodes
 from memopt.torch_compat.side_effects import leaves_more_than_its_result
 
@@ -28,11 +29,13 @@ class Fallbacks:
 
     Attributes:
         by_loss_alone: the last two of them, and for which of them it is planned.
+        part: the same, of a call of several graphs.
     """
 
     def __init__(self, model: str, budget: str) -> None:
         """Of a model, by the name of its class, and its budget as the user wrote it; nothing was refused yet."""
         self.by_loss_alone = ByLossAlone(model, budget)
+        self.part = PartByLossAlone()
         self._use = ""  # what its callers take a loss by, as their code proves, and nothing else
         self._waited = False  # whether a fraction was of more, as other models were not called yet
         self._parts: set[int] = set()  # calls of a step before one that was let do, as more of the step may come
@@ -82,10 +85,36 @@ class Fallbacks:
 
     def _is_known(self) -> bool:
         """Whether it is planned for the loss alone from now on, as its callers are known to take nothing else."""
+        place = self._place()
+        return bool(place) and self.by_loss_alone.is_known(f"{place} takes nothing else of what the model returns")
+
+    def _place(self) -> str:
+        """Where the loss alone is taken of what the graph that is being compiled returns; empty where more may be."""
         found = None if not self._use or leaves_more_than_its_result() else takes_loss_alone()
-        if found is None or found.use != self._use:
-            return False
-        return self.by_loss_alone.is_known(f"{found.place} takes nothing else of what the model returns")
+        return "" if found is None or found.use != self._use else found.place
+
+    def way_of_part(self, session: Session, graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str:
+        """What becomes of the outputs beside its loss of one of several graphs of a call; empty where they stay.
+
+        Args:
+            session: whose graph it is.
+            graph_module: a graph of Dynamo's that returns a loss, and more that has gradients.
+            inputs: of it.
+        """
+        if not self._use or not _may_go_by_loss_alone(session):
+            return ""
+        way = self.part.way(graph_module, inputs, self._place, dry=session.dry)
+        if way and not session.dry:
+            session.note(f"{ALONE}: {self.part.place} takes nothing else of what the model returns")
+        return way
+
+    def settles(self, outputs: list[Any]) -> bool:
+        """Whether the graphs of a call that has run on fake tensors are those to plan; else they come again, as others.
+
+        Args:
+            outputs: of the call, in a list that is emptied.
+        """
+        return self.part.settles(outputs, self._use)
 
     def is_for(self, use: str) -> None:
         """All calls of the session are of code that takes a loss by this, and nothing else; empty: it may take more."""

@@ -18,9 +18,9 @@ from memopt.budget import BudgetError, format_bytes
 from memopt.capture.let_go import bytes_beside_numbers
 from memopt.step.script_store import ScriptStore
 
-_ALONE = "planned for gradients of the loss alone"
+ALONE = "planned for gradients of the loss alone"
 _LOOP = "planned for a loop that keeps the loss alone"
-_MORE = "more memory, or time"
+MORE = "more memory, or time"
 _ENOUGH = "are enough for a loop that keeps the loss alone, as in `loss = model(...).loss`"
 
 
@@ -50,7 +50,7 @@ class ByLossAlone:
         found = []
         if self.needed:
             other = f"with those of the model's other outputs the step takes {self.needed}"
-            found.append(f"{_ALONE}: {self.why or other}")
+            found.append(f"{ALONE}: {self.why or other}")
         if self.held:
             found.append(f"{_LOOP}: with the model's other outputs held in backward the step takes {self.held}")
         return found
@@ -100,7 +100,7 @@ class ByLossAlone:
         """
         if not self.has_fewer_gradients:
             return False
-        self.needed, self.why = _MORE, why  # of this caller: another one of the script may take more
+        self.needed, self.why = MORE, why  # of this caller: another one of the script may take more
         return True
 
     def is_not_known(self) -> None:

@@ -67,6 +67,16 @@ def is_sharded(model: nn.Module) -> bool:
     return bool(_states_of(model))
 
 
+def passes_results_on(hook: Any) -> bool:
+    """Whether a hook is `fully_shard`'s own behind a module's forward, which returns what it is given.
+
+    It has autograd tell it when a gradient of that comes. With a type for outputs (`output_dtype`) it casts.
+    """
+    state = getattr(hook, "__self__", None)
+    policy = getattr(state, "_mp_policy", None)
+    return type(state).__module__ == _STATE and policy is not None and policy.output_dtype is None
+
+
 @contextlib.contextmanager
 def sharded_captured(model: nn.Module) -> Iterator[None]:
     """Within: Dynamo captures modules of torch's own classes that `fully_shard` was called with, as it does others.
