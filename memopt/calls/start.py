@@ -142,7 +142,7 @@ def _tensors(modules: Iterable[tuple[str, nn.Module]], inputs: Any) -> Iterator[
     """Tensors that a call may write to: of memory that several of them show, buffers first."""
     for kind, values_of in _PLACES:
         for path, module in modules:
-            for key, value in values_of(module.__dict__):
+            for key, value in values_of(module):
                 if type(value) in _TENSORS and _is_plain(value):
                     yield _Name(kind, path, key), value
     for index, leaf in enumerate(pytree.tree_leaves(inputs)):
@@ -150,11 +150,11 @@ def _tensors(modules: Iterable[tuple[str, nn.Module]], inputs: Any) -> Iterator[
             yield _Name("input", "", str(index)), leaf
 
 
-# What a tensor of a module is, and where a module's dictionary has those of that kind.
-_PLACES: tuple[tuple[str, Callable[[dict[str, Any]], Iterable[tuple[str, Any]]]], ...] = (
-    ("buffer", lambda attributes: attributes["_buffers"].items()),
-    ("parameter", lambda attributes: attributes["_parameters"].items()),
-    ("attribute", lambda attributes: [(key, attributes[key]) for key in attributes if key not in _INTERNAL]),
+# What a tensor of a module is, and where a module has those of that kind.
+_PLACES: tuple[tuple[str, Callable[[nn.Module], Iterable[tuple[str, Any]]]], ...] = (
+    ("buffer", lambda module: module._buffers.items()),  # TorchScript's modules have them elsewhere
+    ("parameter", lambda module: module._parameters.items()),
+    ("attribute", lambda module: [(key, value) for key, value in vars(module).items() if key not in _INTERNAL]),
 )
 
 

@@ -35,6 +35,8 @@ _NUMBERS: Mapping[Any, int] = {
 }
 _PARTS = 8, 4  # slices, of the whole batch
 _LEAST = 1, 2  # sizes of slices, where those have no room either, or the batch is small
+_OF_SEVERAL = frozenset({torch.ops.aten._native_batch_norm_legit_functional.default})  # one number has no variance
+_LEAST_OF_SEVERAL = 2, 3
 
 
 def batch_of(node: fx.Node) -> int:
@@ -45,18 +47,22 @@ def batch_of(node: fx.Node) -> int:
 
 def has_slices(node: fx.Node) -> bool:
     """Whether the batch of a call node is large enough for `slices_of`."""
-    return batch_of(node) > max(_LEAST)
+    return batch_of(node) > max(_least(node))
 
 
 def slices_of(node: fx.Node) -> Iterator[list[fx.Node]]:
     """The same call of two parts of its batch, each in a graph of its own: the larger parts first; none of a small one.
 
-    An eighth and a quarter, of a batch that has so many; one and two.
+    An eighth and a quarter, of a batch that has so many; one and two, or two and three of what takes a variance.
     """
-    batch = batch_of(node)
-    sizes = [tuple(batch // parts for parts in _PARTS)] if batch >= max(_PARTS) else []
-    for size in dict.fromkeys([*sizes, _LEAST]) if has_slices(node) else ():
+    batch, least = batch_of(node), _least(node)
+    sizes = [tuple(batch // parts for parts in _PARTS)] if batch >= max(_PARTS) * min(least) else []
+    for size in dict.fromkeys([*sizes, least]) if has_slices(node) else ():
         yield [_slice(node, each) for each in size]
+
+
+def _least(node: fx.Node) -> tuple[int, int]:
+    return _LEAST_OF_SEVERAL if node.target in _OF_SEVERAL else _LEAST
 
 
 def extrapolated(found: Sequence[tuple[int, int]], batch: int) -> int:

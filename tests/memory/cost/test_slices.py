@@ -104,3 +104,11 @@ def test_nothing_is_run_for_what_is_only_looked_up(monkeypatch, tmp_path):
     table = CostTable(room=lambda: bytes_needed(node))
     assert table.known(node) is None
     assert table.cost(node).workspace_bytes == table.known(node).workspace_bytes
+
+
+@pytest.mark.parametrize("batch", [3, 8, 16, 32])
+def test_slices_of_what_takes_a_variance_have_several_numbers_in_a_channel(batch):
+    x, channels = torch.randn(batch, 16), [torch.ones(16) for _ in range(4)]
+    node = call(aten._native_batch_norm_legit_functional.default, x, *channels, True, 0.1, 1e-5)
+    sizes = [[part.args[0].meta["val"].shape[0] for part in parts] for parts in slices_of(node)]
+    assert all(size > 1 for each in sizes for size in each) and bool(sizes) == (batch > 3)
