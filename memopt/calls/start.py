@@ -14,6 +14,7 @@ from memopt.common.random_streams import RandomStreams
 from memopt.memory.attributes import objects_of
 from memopt.torch_compat import pytree
 from memopt.torch_compat.fully_sharded import let_go
+from memopt.torch_compat.modules import own_buffers, own_parameters
 from memopt.torch_compat.storages import id_of_storage, version_of
 from memopt.torch_compat.transforms import is_transformed
 
@@ -152,8 +153,8 @@ def _tensors(modules: Iterable[tuple[str, nn.Module]], inputs: Any) -> Iterator[
 
 # What a tensor of a module is, and where a module has those of that kind.
 _PLACES: tuple[tuple[str, Callable[[nn.Module], Iterable[tuple[str, Any]]]], ...] = (
-    ("buffer", lambda module: module._buffers.items()),  # TorchScript's modules have them elsewhere
-    ("parameter", lambda module: module._parameters.items()),
+    ("buffer", lambda module: own_buffers(module).items()),  # TorchScript's modules have them elsewhere
+    ("parameter", lambda module: own_parameters(module).items()),
     ("attribute", lambda module: [(key, value) for key, value in vars(module).items() if key not in _INTERNAL]),
 )
 

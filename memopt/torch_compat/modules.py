@@ -24,6 +24,11 @@ def own_parameters(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
     return module._parameters
 
 
+def own_buffers(module: nn.Module) -> Mapping[str, torch.Tensor | None]:
+    """The buffers that a module itself has, by name; None for one that it goes without."""
+    return module._buffers
+
+
 def held_by(module: nn.Module, name: str) -> torch.Tensor | None:
     """The parameter or buffer that a module itself has under a name now; None for none."""
     for tensors in (module._parameters, module._buffers):  # of TorchScript's modules they have no `get`
