@@ -17,6 +17,7 @@ from torch import fx
 
 from memopt.capture.result_uses import taken
 from memopt.common.garbage import collect
+from memopt.step.by_loss_alone import described
 from memopt.torch_compat.not_returned import Untouched
 
 # What becomes of outputs beside the loss: they are not made, or are and have no gradient. In the order they are tried.
@@ -110,9 +111,4 @@ class PartByLossAlone:
 def _key_of(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """What a graph computes of which inputs: the same on fake tensors, which the code of a graph tells from others."""
     nodes = [f"{node.op} {node.target} {node.args} {node.kwargs}" for node in graph_module.graph.nodes]
-    facts = [
-        f"{value.dtype} {tuple(value.shape)} {value.device} {value.requires_grad}"
-        for value in inputs
-        if isinstance(value, torch.Tensor)
-    ]
-    return "\n".join([*nodes, *facts])
+    return "\n".join([*nodes, *described(inputs)])

@@ -151,10 +151,14 @@ class ByLossAlone:
 
 def graph_key(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """What tells a graph of Dynamo's from others in every process: its code, and what its inputs are."""
-    facts = [
+    return hashlib.sha256("\n".join([graph_module.code, *described(inputs)]).encode()).hexdigest()
+
+
+def described(inputs: Sequence[Any]) -> list[str]:
+    """What a graph's inputs are, a line each: the same of real and of fake tensors."""
+    return [
         f"{value.dtype} {tuple(value.shape)} {value.device} {value.requires_grad}"
         if isinstance(value, torch.Tensor)
         else type(value).__name__
         for value in inputs
     ]
-    return hashlib.sha256("\n".join([graph_module.code, *facts]).encode()).hexdigest()

@@ -12,6 +12,8 @@ from torch import nn
 
 import memopt
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 X, LABELS = torch.linspace(-1, 1, 64 * 16).reshape(64, 16), torch.arange(64) % 11
 WORDS = "planned for gradients of the loss alone"
 
@@ -54,13 +56,6 @@ class Broken(nn.Module):
         elif self.log:
             self.mean = float(logits.detach().mean())
         return Output(loss, logits)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def trained(run, model):

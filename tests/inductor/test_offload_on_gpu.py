@@ -4,27 +4,20 @@ import gc
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from memopt.calls.sessions import Sessions
 from memopt.passes.offload import Offload
-from tests.inductor.test_offload import WITHOUT, compiled
+from tests.inductor.test_offload import WITHOUT, Net, compiled
 
 
-class Wide(nn.Module):
+class Wide(Net):
     """Blocks whose products take long enough for copies of what they make."""
 
     def __init__(self, layers=8, width=4096):
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 4 * width), nn.Linear(4 * width, width)) for _ in range(layers)
-        )
+        super().__init__(layers, width)
 
     def forward(self, x):
-        for up, down in self.layers:
-            x = x + down(F.dropout(F.gelu(up(x)), 0.1, self.training))
-        return x.float().square().mean()
+        return self.blocks(x).float().square().mean()
 
 
 @pytest.fixture
