@@ -60,6 +60,7 @@ from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import Kept, with_own_entry
 from memopt.torch_compat.fully_sharded import is_sharded
 from memopt.torch_compat.saved_tensors import hooks_in_force
+from memopt.torch_compat.sharded_gradients import reduce_beside_activations
 
 
 class NotPlanned(RuntimeError, AttributeError):
@@ -383,13 +384,14 @@ class Sessions(Mapping[Plan, Session]):
 
     def allow(self, session: Session, limit_bytes: int) -> None:
         """Make the budget the limit of the device's allocator in the steps of this session."""
-        device = session.resident.device
-        if device.type != "cuda":
+        if session.resident.device.type != "cuda":
             return
+        reduce_beside_activations(self._model)
         guard = self.guards.setdefault(session, StepGuard())
         state = self.optimizers.state_bytes()
-        whole, known = session.budget is not None and session.budget.bytes is not None, guard.allowance
-        allowance = allowance_of(self._model, state, session.resident, limit_bytes, known, whole=whole)
+        whole = session.budget is not None and session.budget.bytes is not None
+        given = self._model, state, session.resident, limit_bytes, guard.allowance
+        allowance = allowance_of(*given, whole=whole, tried=session.one_graph)
         guard.allow(allowance)
         if whole and allowance.beyond_bytes:
             beyond = format_bytes(allowance.beyond_bytes, short=True)

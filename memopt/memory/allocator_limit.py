@@ -78,6 +78,8 @@ class Allowance:
         coming_bytes: what the budget counts and comes to stay later: the optimizer's state, libraries' buffers.
         pooled_bytes: what others' CUDA graphs keep beside tensors (see `memopt.memory.allocator.pooled_bytes`).
         spare_bytes: what others may have of a budget of all that the process holds.
+        page_bytes: what a segment that grows page by page may take beyond a limit, which only what is asked for is
+            compared with.
     """
 
     device: torch.device
@@ -87,6 +89,7 @@ class Allowance:
     coming_bytes: int = 0
     pooled_bytes: int = 0
     spare_bytes: int = 0
+    page_bytes: int = 0
 
     @property
     def beyond_bytes(self) -> int:
@@ -101,7 +104,8 @@ class Allowance:
         """The bytes that the allocator may hold in a step that begins where it holds so much."""
         missing = max(0, self.own_bytes - self.allocated_bytes)  # counted, but not there yet: libraries' buffers, say
         grown = held.allocated_bytes - self.allocated_bytes - self.coming_bytes - missing
-        return self.limit_bytes + max(0, self._others + max(0, grown) - self.spare_bytes)
+        beyond = max(0, self._others + max(0, grown) - self.spare_bytes)
+        return self.limit_bytes + beyond - self.page_bytes
 
     def expected(self, held: Held, beyond: int) -> int:
         """The bytes that it will hold, where a step takes `beyond` bytes more than what is there when it begins."""

@@ -16,9 +16,9 @@ from torch import nn
 from memopt.budget import format_bytes
 from memopt.common.garbage import collect_all
 from memopt.errors import ShortOfMemoryError
-from memopt.memory.allocator import pooled_bytes, settled_bytes, slack_bytes
+from memopt.memory.allocator import page_bytes, pooled_bytes, segments_expand, settled_bytes, slack_bytes
 from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_now, leave
-from memopt.memory.distributed import buckets_of
+from memopt.memory.distributed import buckets_of, gathered_bytes
 from memopt.memory.reach import optimizers_in
 from memopt.memory.resident import Resident, storage_bytes
 from memopt.report.record import Report
@@ -135,7 +135,14 @@ class _UntilEnd:
 
 
 def allowance_of(
-    model: nn.Module, state: int, resident: Resident, limit_bytes: int, before: Allowance | None, *, whole: bool
+    model: nn.Module,
+    state: int,
+    resident: Resident,
+    limit_bytes: int,
+    before: Allowance | None,
+    *,
+    whole: bool,
+    tried: bool,
 ) -> Allowance:
     """What a model's steps may make the allocator of its CUDA device hold.
 
@@ -146,11 +153,13 @@ def allowance_of(
         limit_bytes: the budget.
         before: what was known of an earlier step; graphs that others have captured since are not looked for anew.
         whole: whether the budget is of all that the process holds.
+        tried: whether trial steps show what the allocator takes, so that it does so in one piece.
     """
     device = resident.device
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters]
     here = storage_bytes([*parameters, *model.buffers(), *gradients]) + buckets_of(model).nbytes
+    here += gathered_bytes(model)  # planned in the midst of a call, where some of it is there
     own = here + state + resident.inputs + resident.libraries + resident.others
     coming = max(0, resident.optimizer_state - state)
     allocated = torch.cuda.memory_allocated(device)
@@ -162,7 +171,8 @@ def allowance_of(
     if allocated > own + spare:  # it would come on top of the budget
         collect_all()
         allocated = settled_bytes(device)
-    return Allowance(device, limit_bytes, allocated, own, coming, pooled, spare)
+    page = page_bytes() if segments_expand() and not tried else 0
+    return Allowance(device, limit_bytes, allocated, own, coming, pooled, spare, page)
 
 
 # -- memory that runs out ---------------------------------------------------------------------------------------------

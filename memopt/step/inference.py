@@ -68,7 +68,8 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
         BudgetError: the peak is over the budget, or no plan could come near it.
     """
     session.prepare_allocator()
-    if session.engine().measures:  # what its runs take includes what libraries take in them
+    measures = session.engine().measures and not session.role.trains  # a step's other graphs multiply as well
+    if measures:  # what its runs take includes what libraries take in them
         session.resident = dataclasses.replace(session.resident, libraries=0)
     else:
         session.count_libraries([program])
@@ -95,7 +96,7 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
         if session.waits_for_training(needed):
             return plan_inference(session, program, settled=settled)
         raise _over(session, needed, limit) from None
-    if not session.engine().measures and session.count_libraries([planned.program]):
+    if not measures and session.count_libraries([planned.program]):
         return plan_inference(session, program, settled=settled)
     peak, constants = planned.timeline.peak_bytes, constant_bytes(planned.program)
     session.inferred.unused = 0 if room is None else room - constants - peak

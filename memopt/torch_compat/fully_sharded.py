@@ -62,6 +62,11 @@ def groups(model: nn.Module) -> Iterator[tuple[list[Gathered], bool]]:
         root = False
 
 
+def groups_in(model: nn.Module) -> list[Any]:
+    """Torch's own objects behind `groups`."""
+    return [group for state in _states_of(model) for group in _groups_of(state)]
+
+
 def is_sharded(model: nn.Module) -> bool:
     """Whether a part of the model is sharded by `fully_shard`."""
     return bool(_states_of(model))

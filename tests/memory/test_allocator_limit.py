@@ -124,6 +124,12 @@ def test_other_devices_have_no_limit(cuda):
         assert held_bytes(cpu) is None
 
 
+def test_where_segments_grow_page_by_page_the_last_page_stays_within_the_limit():
+    whole, by_pages = (Allowance(GPU, 10**9, 100, 100, page_bytes=page) for page in (0, 2**20))
+    for held in (Held(100, 100), Held(5000, 5000)):
+        assert by_pages.limit(held) == whole.limit(held) - 2**20
+
+
 def test_what_belongs_to_others_is_allowed_on_top(cuda):
     allowance = Allowance(GPU, 8 * 10**9, 7 * 10**9, 5 * 10**9, coming_bytes=10**9)
     cuda.allocated = 7 * 10**9

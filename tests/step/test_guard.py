@@ -207,6 +207,9 @@ def test_a_compiled_model_says_what_is_its_own(monkeypatch):
     session.hold(10**9)
     allowance = run._memopt.guards[session].allowance
     assert allowance.coming_bytes == 10 and allowance.own_bytes > 4 * weights
+    monkeypatch.setattr("memopt.step.guard.gathered_bytes", lambda model: 30)
+    session.hold(10**9)
+    assert run._memopt.guards[session].allowance.own_bytes == allowance.own_bytes + 30, "FSDP2's are not others'"
     del run
     session.hold(10**9)
 

@@ -1,5 +1,7 @@
 """Inference programs of one model: what is planned, what runs are held to, and what a budget that is not kept says."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.passes.chunk_batch import ChunkBatch
 from memopt.step import inference_plan
+from memopt.step.call_role import CallRole
 from memopt.step.inference import emitted_inference, plan_for_less, plan_inference, settling
 from tests.support import capture, run
 
@@ -155,3 +158,15 @@ def test_where_a_plan_is_soon_made_or_not_far_away_it_is_made(monkeypatch):
     with pytest.raises(BudgetError) as made:
         plan_inference(session_with(f"{near}B"), many)
     assert made.value.minimum_bytes <= caught.value.minimum_bytes
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_an_engine_that_measures_counts_libraries_in_its_runs_but_a_training_step_has_other_graphs(
+    program, monkeypatch, trains
+):
+    session = session_with(None)
+    session.resident = dataclasses.replace(RESIDENT, libraries=64)
+    session.role = CallRole(trains=trains)
+    monkeypatch.setattr(type(session.engine()), "measures", True)
+    plan_inference(session, program)
+    assert session.resident.libraries == (64 if trains else 0)
