@@ -290,8 +290,8 @@ class Sessions(Mapping[Plan, Session]):
                 session.note(
                     f"what the loop holds around the model's calls is not seen {where}: it is beside the budget"
                 )
-            if session.counts_all:
-                BEFORE.expect(device, self.around)
+            if session.budget is not None and not session.soft:
+                BEFORE.expect(device, self.around, in_steps=not session.counts_all)
 
     def _seen(self, plan: Plan | None) -> Seen:
         """What is known of the loop, and of steps that are planned so."""

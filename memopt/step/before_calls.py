@@ -27,7 +27,7 @@ _CALLS = 32
 
 
 class BeforeCalls:
-    """Looks at the allocator before the calls of all models of the process that have a budget in bytes."""
+    """Looks at the allocator before the calls of all models of the process that have a budget."""
 
     def __init__(self) -> None:
         """Nothing is to be looked at."""
@@ -48,18 +48,21 @@ class BeforeCalls:
         self._behind, self._most = 0, 0  # what the look is behind; what a look has seen that a step has ended
         self._hooked = False
 
-    def expect(self, device: torch.device, owner: object) -> None:
+    def expect(self, device: torch.device, owner: object, *, in_steps: bool = False) -> None:
         """A call with gradients has returned: what comes once its optimizers have stepped is to be looked at.
 
         Args:
             device: whose allocator is looked at.
             owner: of the calls; the first few looks for each are all that there are.
+            in_steps: whether only what is a part of its steps counts, as for a fraction.
         """
-        self._prepare(device, owner)
+        self._prepare(device, owner, in_steps)
         self._something_else()
 
-    def _prepare(self, device: torch.device, owner: object) -> None:
+    def _prepare(self, device: torch.device, owner: object, in_steps: bool) -> None:
         self._device, self._owner = device, weakref.ref(owner)
+        if in_steps:
+            self._parts.setdefault(owner, PartsOfSteps())
         self._seen.setdefault(owner, 0)
         if not self._hooked:
             self._hooked = True
@@ -71,12 +74,9 @@ class BeforeCalls:
         """A call without gradients has returned, of a model that is trained: what comes next is to be looked at.
 
         Args:
-            device, owner: as of `expect`.
-            in_steps: whether only what is a part of its steps counts, as for a fraction.
+            device, owner, in_steps: as of `expect`.
         """
-        self._prepare(device, owner)
-        if in_steps:
-            self._parts.setdefault(owner, PartsOfSteps())
+        self._prepare(device, owner, in_steps)
         self._calls += 1
         if self._look is None:
             self._look_on(self._calls)
@@ -146,7 +146,7 @@ class BeforeCalls:
 
     def _look_on(self, behind: int, *, cut: bool = False) -> None:
         device, owner = self._device, None if self._owner is None else self._owner()
-        if device is None or owner is None or has_group() or (not behind and owner in self._parts):
+        if device is None or owner is None or has_group():
             return
         self._behind = behind
         if device.type == "cuda":
@@ -164,25 +164,29 @@ class BeforeCalls:
 
 
 class PartsOfSteps:
-    """What calls without gradients are followed by, where only what is a part of a model's own steps counts.
+    """What the process holds before calls, where only what is a part of a model's own steps counts.
 
-    An evaluation in between is none: what comes behind such calls counts once two steps in a row have had it.
+    An evaluation in between is none: what two steps in a row have had counts.
 
     Attributes:
-        most: bytes at most of what was seen and does not count yet.
+        most: bytes at most of what was seen, whether it counts or not.
     """
 
     def __init__(self) -> None:
         """Nothing was seen."""
-        self.most, self._seen, self._last = 0, False, -2  # whether the present step has any; the last one that had
+        self.most = self._now = self._before = self._counts = 0  # the latter: in the present step, and in the last one
+        self._last = -2  # the last step that had any
 
     def took(self, most: int, step: int) -> int:
         """What counts of bytes that were seen before a call, as optimizers had stepped so often."""
-        self.most, self._seen = max(self.most, most), self._seen or most > 0
-        if not self._seen or not torch.is_grad_enabled():
+        self.most, self._now = max(self.most, most), max(self._now, most)
+        if not self._now or not torch.is_grad_enabled():
             return 0
-        follows, self._seen, self._last = step == self._last + 1, False, step
-        return self.most if follows else 0
+        if step == self._last + 1:
+            self._counts = max(self._counts, min(self._before, self._now))
+        follows = step == self._last + 1
+        self._before, self._now, self._last = self._now, 0, step
+        return self._counts if follows else 0
 
 
 class _OnCpu:

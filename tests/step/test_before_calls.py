@@ -171,8 +171,29 @@ def test_what_comes_later_is_seen():
     assert len(calls) == 4
 
 
-def test_a_fraction_is_of_the_step_alone():
-    assert trained(0.9, makes(1000)).report.peak_bytes < 1_000_000
+def test_a_fraction_is_of_all_that_steps_take_and_kept_by_all_of_it():
+    """A teacher took 1.13 of the budget in every step before its student's call, and nothing said so."""
+    assert trained(1.0, makes(1000)).report.budget_bytes > 1_000_000
+    with pytest.raises(memopt.BudgetError, match="with all of the process before the model's call") as refused:
+        trained(0.9, makes(1000))
+    assert 1_000_000 < refused.value.minimum_bytes < 1_200_000
+
+
+def test_what_steps_take_before_their_calls_within_a_fraction_is_no_matter():
+    assert trained(0.9, makes(100)).report.notes == ()
+
+
+def test_what_runs_before_one_call_alone_is_no_part_of_the_steps_that_a_fraction_is_of():
+    """Behind the first step, say, is an evaluation; no two steps have one."""
+    calls = []
+
+    def teach(x):
+        calls.append(x.shape)
+        makes(1000 if len(calls) in (2, 4) else 1)(x)
+
+    report = trained(0.9, teach).report
+    assert report.budget_bytes < 300_000
+    assert report.notes == ()
 
 
 def in_parts(fraction, kilobytes, evaluated=None):
