@@ -53,7 +53,7 @@ def costs_by_figures(patch: pytest.MonkeyPatch) -> None:
 def alone(patch: pytest.MonkeyPatch) -> None:
     """Count nothing of the process but what a model's steps take themselves."""
     patch.setattr(Residents, "look_around", lambda self, args, kwargs: None)
-    patch.setattr(BeforeCalls, "expect", lambda self, device, owner: None)
+    patch.setattr(BeforeCalls, "expect", lambda self, device, owner, *, in_steps: None)
     patch.setattr(BeforeCalls, "follow", lambda self, device, owner, *, in_steps: None)
     patch.setattr(exact_trial, "live_bytes", lambda device: 0)
     patch.setattr(Around, "took_after", lambda self: 0)
