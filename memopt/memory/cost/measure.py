@@ -18,6 +18,7 @@ from memopt.memory.allocator_events import Recording
 from memopt.memory.cost.devices import CPU, Device
 from memopt.memory.cost.key import processor_name
 from memopt.memory.cost.roofline import is_light, operands_of, span
+from memopt.memory.cost.scratch import workspace_bytes
 from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_OVER
 from memopt.program import tensors_of
 from memopt.torch_compat import pytree
@@ -71,7 +72,8 @@ def measure_operators(nodes: Sequence[fx.Node], device: torch.device, limit_byte
     Args:
         nodes: their call nodes.
         device: where they run.
-        limit_bytes: the most bytes of operands and results at once, but of a node that needs more by itself.
+        limit_bytes: the most bytes of operands, results and workspaces as they are estimated at once, but of a node
+            that needs more by itself.
 
     Raises:
         RuntimeError: a profiler is active in this thread.
@@ -103,14 +105,14 @@ def _by_itself(device: torch.device, nodes: Sequence[fx.Node] = ()) -> Iterator[
 
 
 def _groups(nodes: Sequence[fx.Node], limit_bytes: int) -> Iterator[list[fx.Node]]:
-    """Cut the nodes into runs whose shared buffers, beside the largest results, stay within the limit."""
+    """Cut the nodes into runs whose shared buffers, beside the largest results and workspaces, stay within it."""
     group: list[fx.Node] = []
     buffers: dict[Kind, int] = {}
     results = 0
     for node in nodes:
         own = _sizes([node])
         together = {kind: max(own.get(kind, 0), buffers.get(kind, 0)) for kind in {*own, *buffers}}
-        mine = bytes_needed(node) - _bytes(own)
+        mine = bytes_needed(node) - _bytes(own) + workspace_bytes(node)
         if group and max(results, mine) + _bytes(together) > limit_bytes:
             yield group
             group, together, results = [], own, 0

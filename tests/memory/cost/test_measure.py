@@ -8,6 +8,7 @@ import torch
 
 from memopt.memory.cost import measure as measure_module
 from memopt.memory.cost.measure import bytes_needed, calibrate, clock_bytes, measure_operators
+from memopt.memory.cost.scratch import workspace_bytes
 from tests.memory.cost.build import GEOMETRY, aten, call
 
 CPU = torch.device("cpu")
@@ -85,6 +86,25 @@ def test_buffers_stay_within_the_limit(monkeypatch):
         cost.workspace_bytes for cost in found
     ]
     assert [count for count, _ in held] == [5]
+
+
+def test_what_operators_take_beside_is_within_the_limit_as_well(monkeypatch):
+    """Convolutions reorder what they read and write: runs of them in one go were over what planning may take."""
+    nodes = [call(aten.convolution.default, *operands(size)) for size in (4, 3)]
+    limit, held = max(map(bytes_needed, nodes)) + 20_000, []
+    measured = measure_module._measure_group
+    monkeypatch.setattr(
+        measure_module, "_measure_group", lambda nodes, device: [held.append(len(nodes)), *measured(nodes, device)][1:]
+    )
+    for more, groups in ((0, [1, 1]), (max(map(workspace_bytes, nodes)), [2])):
+        measure_operators(nodes, CPU, limit + more)
+        assert held == groups
+        held.clear()
+
+
+def operands(size):
+    image, weight = torch.randn(size, 8, 16, 16), torch.randn(8, 8, 3, 3)
+    return image, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
 
 
 def test_equal_operands_are_one_tensor_and_integers_are_valid_indices():
