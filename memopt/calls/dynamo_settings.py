@@ -26,6 +26,7 @@ from memopt.torch_compat.fixed_comparisons import fixed_comparisons
 from memopt.torch_compat.folded_errors import folded_errors_raise
 from memopt.torch_compat.formatted_keys import formatted_keys
 from memopt.torch_compat.logging_calls import deferred_logging
+from memopt.torch_compat.no_outputs import none_has_no_gradient
 from memopt.torch_compat.out_views import out_views_copied
 from memopt.torch_compat.recurrent_calls import RECURRENT_CALLS
 from memopt.torch_compat.replaced_calls import replaced_calls
@@ -86,6 +87,7 @@ def dynamo_settings(
             stack.enter_context(compared_modules_guarded())
             stack.enter_context(replaced_calls({**REPLACEMENTS, **RECURRENT_CALLS}))
             stack.enter_context(out_views_copied())
+            stack.enter_context(none_has_no_gradient())
             stack.enter_context(numbers.followed())
             yield
     except BackendCompilerFailed as error:
