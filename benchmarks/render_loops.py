@@ -16,7 +16,7 @@ def loop_table(result: dict[str, Any]) -> str:
     head = f"| of torch.compile{'(dynamic=True)' if varied else ''}'s | first step | losses from eager's |"
     lines = [
         f"{result['model']}, {sizes}; {result['machine']}, {result['cores']} cores, torch {result['torch']}, "
-        f"transformers {result['transformers']}, allocator {result['allocator']}, "
+        f"transformers {result['transformers']}, allocator {result['allocator'] or 'as torch sets it'}, "
         f"rows prepared {settings['jobs']} at a time:",
         "",
         "| | budget | predicted | allocated | reserved in the first step | reserved in all | step "
@@ -50,7 +50,10 @@ def loops_table(results: list[dict[str, Any]]) -> str:
     """Several models' loops: a row for each, with what memopt takes of torch.compile's time at each share of it."""
     shares = sorted({row["row"] for result in results for row in result["rows"] if row["row"].startswith("memopt:")})
     shares.reverse()
-    told = {(result["machine"], result["torch"], result["transformers"], result["allocator"]) for result in results}
+    told = {
+        (result["machine"], result["torch"], result["transformers"], result["allocator"] or "as torch sets it")
+        for result in results
+    }
     lines = [
         "; ".join(
             f"{one}, torch {two}, transformers {three}, allocator {four}" for one, two, three, four in sorted(told)
