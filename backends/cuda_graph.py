@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from memopt.cuda_graphs.copies import copy
 from memopt.errors import first_line
 from memopt.memory.allocator import OWN_SEGMENT, own_segment
 from memopt.memory.allocator_limit import lifted
 from memopt.memory.places import places_of, same_places
-from memopt.recording.copies import copy
 from memopt.torch_compat.cuda_memory import free_workspaces, leave_pool
 
 _UNIT = 2 * 2**20  # in which a device's memory is given

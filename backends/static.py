@@ -22,6 +22,7 @@ from memopt.backends.cuda_graph import Replay
 from memopt.backends.inputs import UserInputs
 from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks
+from memopt.cuda_graphs.speculative import meet
 from memopt.engine import Engine
 from memopt.memory.allocator import OWN_SEGMENT, own_segment
 from memopt.memory.buffers import BufferPlan, Home
@@ -29,7 +30,6 @@ from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
 from memopt.passes.plan_buffers import Form, plan_buffers
 from memopt.program import InputKind, Program, draws_numbers, tensors_of
-from memopt.recording.speculative import meet
 from memopt.static.code import Code, generate
 from memopt.static.forms import is_joinable, write_of
 from memopt.static.write import Write

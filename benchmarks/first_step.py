@@ -58,7 +58,7 @@ def worker(given: argparse.Namespace) -> int:
     if given.worker == "compile":
         row["peak_bytes"] = torch.cuda.max_memory_allocated() if cuda else taken(model, inputs)
     else:
-        # Reserved, as the budget means it: what a recorded step uses is not allocated while it is replayed.
+        # Reserved, as the budget means it: what a captured step uses is not allocated while it is replayed.
         row["peak_bytes"] = torch.cuda.max_memory_reserved() if cuda else None
         row.update(budget_bytes=run.report.budget_bytes, phases=dict(run.report.seconds), notes=list(run.report.notes))
     print("ROW " + json.dumps(row), flush=True)

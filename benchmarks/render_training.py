@@ -30,8 +30,8 @@ def training_table(result: dict[str, Any]) -> str:
             continue
         kinds = ("predicted_bytes", "peak_bytes", "reserved_bytes")
         cells = [f"{row[key] / 1e6:,.0f} MB" if key in row else "" for key in kinds]
-        if _is_recorded(row) and "pooled_bytes" not in row:  # of what a CUDA graph writes to torch counts nothing
-            cells[1] = "recorded"
+        if _is_captured(row) and "pooled_bytes" not in row:  # of what a CUDA graph writes to torch counts nothing
+            cells[1] = "captured"
         cells += [f"{row['seconds'] * 1e3:,.1f} ms{_mark(row)}"]
         cells += [f"{row['kernels_seconds'] * 1e3:,.1f} ms" if "kernels_seconds" in row else ""] * busy
         cells += [f"{row['clock_hz'] / 1e6:,.0f} MHz" if "clock_hz" in row else ""] * clock
@@ -130,7 +130,7 @@ def _kernels(row: dict[str, Any], whole: dict[str, Any]) -> str:
     return f"{row['kernels_seconds'] / whole['kernels_seconds']:.2f}" if both else "-"
 
 
-def _is_recorded(row: dict[str, Any]) -> bool:
+def _is_captured(row: dict[str, Any]) -> bool:
     return any("captured as CUDA graphs" in note for note in row.get("notes", ()))
 
 

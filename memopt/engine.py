@@ -15,15 +15,15 @@ from memopt.step.sizes_apart import SizesError
 
 if TYPE_CHECKING:
     from memopt.capture.dynamo import Hooks
+    from memopt.cuda_graphs.pool import GraphPool
+    from memopt.cuda_graphs.signature import StepSignature
+    from memopt.cuda_graphs.step import CudaGraphStep
     from memopt.memory.buffers import BufferPlan
     from memopt.memory.cost.table import CostTable
-    from memopt.recording.ends import Ends
-    from memopt.recording.pool import Pool
-    from memopt.recording.step import RecordedStep
     from memopt.step.stages import Fusion
 
 
-def _never(ends: Ends, pool: Pool) -> RecordedStep | None:
+def _never(signature: StepSignature, pool: GraphPool) -> CudaGraphStep | None:
     return None
 
 
@@ -34,12 +34,12 @@ class Recalled:
     Attributes:
         key: of graph, inputs and facts; empty where there is none.
         run: the function; None where it is not known.
-        recordable: makes of it a step that may be recorded, by which it runs from then on; None where it cannot be.
+        cuda_graph_step: makes of it a step that may be captured, by which it then runs; None where it cannot be.
     """
 
     key: str = ""
     run: Callable[..., Any] | None = None
-    recordable: Callable[[Ends, Pool], RecordedStep | None] = _never
+    cuda_graph_step: Callable[[StepSignature, GraphPool], CudaGraphStep | None] = _never
 
 
 @dataclasses.dataclass(frozen=True)

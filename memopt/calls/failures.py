@@ -46,7 +46,7 @@ _CALLS = (
 )
 _AROUND = {os.path.join(MEMOPT, "calls", f"{name}.py") for name in _CALLS}
 _AROUND |= {os.path.join(MEMOPT, *name.split("/")) for name in ("module.py", "common/one_piece.py")}
-_AROUND |= {os.path.join(MEMOPT, "recording", "speculative.py")}
+_AROUND |= {os.path.join(MEMOPT, "cuda_graphs", "speculative.py")}
 _AROUND |= AROUND_CALLS
 
 _SHARED = "clone() the input that shares memory with another, of which autograd knows otherwise, before the call"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from torch import fx, nn
 
 from memopt.common.garbage import not_collecting
-from memopt.recording.speculative import EarlyStart
+from memopt.cuda_graphs.speculative import EarlyStart
 from memopt.torch_compat.guarded_code import entries_of, innermost, nothing_in_force
 from memopt.torch_compat.modules import goes_straight
 

@@ -58,7 +58,7 @@ class Kinds:
         likely = torch.is_grad_enabled() and (self._gradients.likely() or hooks_in_force())
         kind = self._several.kind(torch.is_grad_enabled(), likely and self._accumulating())
         kind = kind._replace(loss_alone=self._for_loss_alone(kind))
-        # What is recorded for other kinds of calls is to be given back first.
+        # What is captured for other kinds of calls is to be given back first.
         fast_path = self._fast_path.find(kind, args, kwargs, early=not kind.gradients or kind == latest)
         if not likely and self._accumulating():
             if fast_path is not None:

@@ -187,10 +187,10 @@ class ModelCalls:
         return run_beside(self.sessions, self.several, kind, graph, lambda other: self._run(other, None, args, kwargs))
 
     def _run(self, kind: Kind, fast_path: FastPathGraph | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.sessions.recordings is not None:
+        if self.sessions.graph_pool is not None:
             if kind != self._kind:
-                self.sessions.recordings.release()  # a call of another kind needs the memory
-            self.sessions.recordings.settle()
+                self.sessions.graph_pool.release()  # a call of another kind needs the memory
+            self.sessions.graph_pool.settle()
         self._kind = kind
         if fast_path is not None:
             try:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from memopt.backends.recorder import CudaRecorder
+from memopt.backends.cuda_capture import CudaGraphCapturer
 from memopt.budget import format_bytes
 from memopt.calls.agreement import Agreement
 from memopt.calls.group import Group
@@ -38,13 +38,13 @@ from memopt.calls.weak_sessions import (
 from memopt.calls.whole_steps import WholeSteps
 from memopt.compilation.layout import movable_parameters
 from memopt.compilation.session import Session
+from memopt.cuda_graphs.pool import GraphPool
 from memopt.memory.addresses import addresses
 from memopt.memory.cost.table import CostTable
 from memopt.memory.distributed import has_group
 from memopt.memory.resident import Resident
 from memopt.memory.window import unseen
 from memopt.options import Options
-from memopt.recording.pool import Pool
 from memopt.report.record import Report
 from memopt.step.around import Around
 from memopt.step.before_calls import BEFORE
@@ -84,7 +84,7 @@ class Sessions(Mapping[Plan, Session]):
         whole_steps: what its steps take beyond all that is counted.
         hooked: the model's parameters whose gradients hooks hand over within backward.
         last: the session of the latest call.
-        recordings: where training steps are recorded; None where they are not.
+        graph_pool: where training steps are captured; None where they are not.
         graphs: how many graphs were compiled.
     """
 
@@ -116,7 +116,7 @@ class Sessions(Mapping[Plan, Session]):
         self.whole_steps = WholeSteps(model, self.around, functools.partial(look_alone, weakref.ref(self)))
         self.hooked = Hooked(model)
         self.last: Session | None = None
-        self.recordings: Pool | None = None
+        self.graph_pool: GraphPool | None = None
         self.graphs = 0
         weakref.finalize(self, release, self._sessions).atexit = False
 
@@ -196,7 +196,7 @@ class Sessions(Mapping[Plan, Session]):
             uncounted=functools.partial(uncounted_others, here, counts_all=session.counts_all),
             reserve=functools.partial(reserved_for_others, here),
         )
-        session.runs_here(self._recordings_here(), functools.partial(allow_limit, here, weakref.ref(session)))
+        session.runs_here(self._graph_pool_here(), functools.partial(allow_limit, here, weakref.ref(session)))
         return session
 
     def function(self, kind: Kind, *, symbolic: bool = False) -> Callable[..., Any]:
@@ -359,13 +359,13 @@ class Sessions(Mapping[Plan, Session]):
         self.forget_all()
         self.reference = Reference()
 
-    def _recordings_here(self) -> Pool | None:
-        """Where training steps are recorded, the same for all of them; None where they cannot be."""
+    def _graph_pool_here(self) -> GraphPool | None:
+        """Where training steps are captured, the same for all of them; None where they cannot be."""
         if is_sharded(self._model):  # what is gathered lies elsewhere in each step
             return None
-        if self.recordings is None and any(parameter.is_cuda for parameter in self._model.parameters()):
-            self.recordings = Pool(CudaRecorder(), functools.partial(gradients_of, weakref.ref(self._model)))
-        return self.recordings
+        if self.graph_pool is None and any(parameter.is_cuda for parameter in self._model.parameters()):
+            self.graph_pool = GraphPool(CudaGraphCapturer(), functools.partial(gradients_of, weakref.ref(self._model)))
+        return self.graph_pool
 
     def _counted(self, backend: Backend) -> Backend:
         """The same backend; graphs are counted, and none runs before all ranks have the first."""

@@ -345,10 +345,10 @@ def _noted_at_any_size(code: ManySizes, session: Session, hooks: Hooks) -> Calla
 def _recomputable(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[..., Any]:
     """`run`, whose first calls can let go of what they saved, where it is all that there is of a call's step.
 
-    What a recorded step saves lies in memory of the recording, which is not given back.
+    What a captured step saves lies in memory of its CUDA graphs, which is not given back.
     """
     facts = hooks.backward_facts() if session.budget is not None and hooks.needs_gradients else None
-    if facts is None or facts.written is None or hooks.graph_break or session.broken or hooks.recorded is not None:
+    if facts is None or facts.written is None or hooks.graph_break or session.broken or hooks.graph_gain is not None:
         return run
     names = [hooks.called(place) for place in range(len(hooks.origins))]
     return recomputable(run, facts.written, session.model_name, session.recomputable, names.__getitem__)

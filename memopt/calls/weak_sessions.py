@@ -24,8 +24,8 @@ def release(sessions: Mapping[Plan, Session]) -> None:
     for session in sessions.values():
         for function in list(session.functions):
             function.release()
-        if session.recordings is not None:
-            session.recordings.release()
+        if session.graph_pool is not None:
+            session.graph_pool.release()
 
 
 def kept_more(session: weakref.ref[Session], calls: Sequence[Ran]) -> int:

@@ -118,8 +118,8 @@ class Hooks:
         self._forward_outputs = 0  # of that graph
         self._inferred: tuple[fx.GraphModule, Program] | None = None  # an inference graph, and its program
         self.kept: Any = None  # what an engine knows of the graph from one lowering of it to the next
-        self.recordable: tuple[Any, Any] = None, None  # a function that an engine made, and its step, to be recorded
-        self.recorded: Any = None  # why it was; None where it was not
+        self.capturable: tuple[Any, Any] = None, None  # a function that an engine made, and its step, to be captured
+        self.graph_gain: Any = None  # why it was; None where it was not
         self.tried = False  # whether a step was taken within the budget
         self.full_speed = True  # whether the allocator handed nothing back in it to keep that
         self.key = ""  # by which the step as it is settled is known to other processes; empty where it is not
@@ -155,9 +155,9 @@ class Hooks:
         """The caller is to let go of what is returned beside the loss before backward."""
         self.lets_go = True
 
-    def may_be_recorded(self, run: Any, step: Any) -> None:
-        """Have a step recorded where `run`, which an engine made, is what runs it; both are None: nothing may be."""
-        self.recordable = run, step
+    def may_be_captured(self, run: Any, step: Any) -> None:
+        """Have a step captured where `run`, which an engine made, is what runs it; both are None: nothing may be."""
+        self.capturable = run, step
 
     def may_be_repeated(self, run: Any, keep: Callable[[], None] | None) -> None:
         """Have the code of `run` kept by `keep` for who lowers the graph again; None: it cannot be."""
@@ -171,9 +171,9 @@ class Hooks:
         """Whether a step was taken within the budget, and whether the allocator handed nothing back in it."""
         self.tried, self.full_speed = tried, full_speed
 
-    def is_recorded(self, gain: Any) -> None:
-        """The step is recorded for this; None: it is not."""
-        self.recorded = gain
+    def uses_cuda_graphs(self, gain: Any) -> None:
+        """The step is captured for this; None: it is not."""
+        self.graph_gain = gain
 
     def is_known_as(self, key: str) -> None:
         """Other processes know the step as it is settled by this key."""

@@ -125,7 +125,7 @@ def _limits(session: Session, keys: tuple[str, ...], search: StepSearch, correct
     base = session.resident.total + sum(constant_bytes(item.program) for item in captured)
     whole = session.sees_step(keys, captured, base)
     limit = session.held_to(whole)
-    session.leaves_for_recording(captured, limit)
+    session.reserves_for_capture(captured, limit)
     room = None if limit is None else session.usable(limit) - base + correction
     return Limits(plain, base, whole, limit, room)
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from memopt.budget import Budget
 from memopt.compilation.kept_search import KeptSearch
 from memopt.compilation.known_plans import Known, KnownPlans
+from memopt.cuda_graphs.pool import GraphPool
 from memopt.evidence import Verification
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.pass_manager import Pass
 from memopt.program import Program
-from memopt.recording.pool import Pool
 from memopt.report.record import Report
 from memopt.step.budget_state import Step
 from memopt.step.exact_trial import tried_as_is
@@ -38,7 +38,7 @@ class PlannedStep(SharedStep):
         known_plans: what its graphs were planned for.
         kept_search: the search that was made last.
         exact: whether what runs is the program itself, so that its timeline is the peak.
-        recordings: where training steps may be recorded; None where they may not.
+        graph_pool: where training steps may be captured; None where they may not.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PlannedStep(SharedStep):
         self.known_plans = KnownPlans()
         self.kept_search = KeptSearch()
         self.exact = False
-        self.recordings: Pool | None = None
+        self.graph_pool: GraphPool | None = None
 
     def costs_by(self, table: CostTable) -> None:
         """Operators cost what this table says from now on."""
@@ -80,7 +80,7 @@ class PlannedStep(SharedStep):
         """As of a step; it is planned anew, with all that there is for plans."""
         allowed = super().allows_no_more()
         if allowed:
-            self.recording_room.want()
+            self.capture_reserve.want()
             self.rewriting.arrange()
             self.forget_plan()
         return allowed
@@ -93,16 +93,16 @@ class PlannedStep(SharedStep):
             self.forget_plan()
         return aimed
 
-    def leaves_for_recording(self, captured: Sequence[Planned], limit: int | None) -> None:
-        """Leave some of the budget for a recording of the step, where one may be had."""
-        if limit is None or len(captured) > 1 or self.exact or self.recordings is None:
-            self.recording_room.restore()
+    def reserves_for_capture(self, captured: Sequence[Planned], limit: int | None) -> None:
+        """Leave some of the budget for CUDA graphs of the step, where one may be had."""
+        if limit is None or len(captured) > 1 or self.exact or self.graph_pool is None:
+            self.capture_reserve.restore()
         else:
-            self.recording_room.leave(captured[0].costs.values(), limit, self.resident.inputs)
+            self.capture_reserve.leave(captured[0].costs.values(), limit, self.resident.inputs)
 
     def plans_anew(self) -> bool:
-        """Whether the budget is too short to leave something for a recording: all of it is planned with then."""
-        anew = self.recording_room.give_up()
+        """Whether the budget is too short to leave something for CUDA graphs: all of it is planned with then."""
+        anew = self.capture_reserve.give_up()
         if anew:
             self.forget_plan()
         return anew

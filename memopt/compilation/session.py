@@ -20,6 +20,7 @@ from memopt.compilation.plan_record import PlanRecord
 from memopt.compilation.plan_together import plan_together
 from memopt.compilation.planned_step import PlannedStep
 from memopt.compilation.size_plans import SizePlans
+from memopt.cuda_graphs.pool import GraphPool
 from memopt.engine import Engine
 from memopt.evidence import Verification
 from memopt.memory.cost.table import CostTable
@@ -28,7 +29,6 @@ from memopt.memory.tangents import largest_output
 from memopt.memory.timeline import timeline
 from memopt.pass_manager import Pass
 from memopt.program import Program
-from memopt.recording.pool import Pool
 from memopt.step.budget_state import Step
 from memopt.step.eager_peaks import EagerPeaks
 from memopt.step.graph_peaks import GraphPeaks
@@ -103,9 +103,9 @@ class Session(PlannedStep):
             self.ledger = None
             self._names = before
 
-    def runs_here(self, recordings: Pool | None, hold: Callable[[int], None]) -> None:
-        """Its steps run on this device: recorded there, if there is a pool, within the limit that `hold` is told."""
-        self.recordings, self.hold = recordings, hold
+    def runs_here(self, graph_pool: GraphPool | None, hold: Callable[[int], None]) -> None:
+        """Its steps run on this device: captured there, if there is a pool, within the limit that `hold` is told."""
+        self.graph_pool, self.hold = graph_pool, hold
 
     @contextlib.contextmanager
     def rewritten_by(self, passes: Sequence[Pass]) -> Iterator[None]:
@@ -147,11 +147,11 @@ class Session(PlannedStep):
         """Whether a step of a joint program may need its gradients handed over as they come, to keep the budget.
 
         Those of one of several graphs may wait for another graph's of the same parameter. A step that hands gradients
-        over is not recorded: where it may be, the answer is of what it takes as it is.
+        over is not captured: where it may be, the answer is of what it takes as it is.
         """
         if graph_break or self.collection.complete or self.broken or self.dry:
             return False
-        limit = None if self.exact or self.recordings is None else self.limit(0)
+        limit = None if self.exact or self.graph_pool is None else self.limit(0)
         return limit is None or self.resident.total + timeline(program).peak_bytes > self.usable(limit)
 
     def inference(self, program: Program) -> Program:

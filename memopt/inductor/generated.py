@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from memopt.backends.hand_over import Generate
+from memopt.cuda_graphs.pool import GraphPool
+from memopt.cuda_graphs.signature import StepSignature
+from memopt.cuda_graphs.steered_code import FIRST, SteeredCode
+from memopt.cuda_graphs.step import CudaGraphStep
 from memopt.inductor.lines import with_lines
 from memopt.inductor.loading import Call, stand_in
 from memopt.inductor.pieces import Pieces, generator_of
 from memopt.inductor.replay import Wrapper
 from memopt.memory.allocator_limit import room_bytes
-from memopt.recording.ends import Ends
-from memopt.recording.guide import FIRST, Guide
-from memopt.recording.pool import Pool
-from memopt.recording.step import RecordedStep
 from memopt.torch_compat.backward import keeps_graph
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.kernel_timing import flush_within
@@ -102,13 +102,15 @@ def _copy(value: Any) -> Any:
     return copied.copy_(value)
 
 
-def recordable(forward: GeneratedCode, backward: GeneratedCode, ends: Ends, pool: Pool) -> RecordedStep | None:
-    """Both graphs, loaded, as a step that may be recorded, and runs as they do until it is started.
+def cuda_graph_step(
+    forward: GeneratedCode, backward: GeneratedCode, signature: StepSignature, pool: GraphPool
+) -> CudaGraphStep | None:
+    """Both graphs, loaded, as a step that may be captured, and runs as they do until it is started.
 
     Args:
         forward, backward: the code of both.
-        ends: what is at both graphs' ends.
-        pool: where they would be recorded.
+        signature: arguments and results of both graphs.
+        pool: where they would be captured.
 
     Returns:
         The step, by which both graphs run from now on; None where a graph has no code.
@@ -116,20 +118,22 @@ def recordable(forward: GeneratedCode, backward: GeneratedCode, ends: Ends, pool
     first, second = forward.load(), backward.load()
     if first is None or second is None:
         return None
-    guided = functools.partial(_guide, (forward.wrapper, first), (backward.wrapper, second))
-    step = RecordedStep(first.call, second.call, ends, pool, guided)
+    make_steered = functools.partial(_steered, (forward.wrapper, first), (backward.wrapper, second))
+    step = CudaGraphStep(first.call, second.call, signature, pool, make_steered)
     forward.instead, backward.instead = step.forward, step.backward
     return step
 
 
-def _guide(forward: tuple[Wrapper | None, ModuleType], backward: tuple[Wrapper | None, ModuleType]) -> Guide | None:
+def _steered(
+    forward: tuple[Wrapper | None, ModuleType], backward: tuple[Wrapper | None, ModuleType]
+) -> SteeredCode | None:
     """Code that does the same as each module's, and tells its lines; None where it cannot."""
-    guide = Guide()
+    steered = SteeredCode()
     if forward[0] is None or backward[0] is None:
         return None
-    first = with_lines(forward[0].source, forward[1], guide.before, FIRST)
-    second = None if first is None else with_lines(backward[0].source, backward[1], guide.before, first[1])
+    first = with_lines(forward[0].source, forward[1], steered.before, FIRST)
+    second = None if first is None else with_lines(backward[0].source, backward[1], steered.before, first[1])
     if first is None or second is None:
         return None
-    guide.leads(first[0], second[0])
-    return guide
+    steered.set_code(first[0], second[0])
+    return steered

@@ -20,8 +20,11 @@ from memopt.backends.hand_over import in_pieces as run_in_pieces
 from memopt.capture.dependence import SavedFor, saved_in_part
 from memopt.common.phases import phase
 from memopt.common.progress import stage
+from memopt.cuda_graphs.pool import GraphPool
+from memopt.cuda_graphs.signature import signature_of
+from memopt.cuda_graphs.step import CudaGraphStep
 from memopt.inductor.forked_codegen import BegunError, ForkedCodegen, lays_out
-from memopt.inductor.generated import GeneratedCode, recordable
+from memopt.inductor.generated import GeneratedCode, cuda_graph_step
 from memopt.inductor.loading import Call, loaded_by
 from memopt.inductor.offload import waiting
 from memopt.inductor.pieces import NAMES, Pieces, in_pieces
@@ -30,9 +33,6 @@ from memopt.memory.aliasing import analyse
 from memopt.memory.hand_over import due, showing
 from memopt.memory.timeline import held_of
 from memopt.program import InputKind, OutputKind, Program, copy_node, module_of
-from memopt.recording.ends import ends_of
-from memopt.recording.pool import Pool
-from memopt.recording.step import RecordedStep
 from memopt.step.graph_peaks import GraphPeaks, gradients_of
 from memopt.step.own_copies import recomputed_from
 from memopt.torch_compat import tracing_context
@@ -165,12 +165,12 @@ class Halves:
             backward.instead = run_in_pieces(backward.generate, len(backward.outputs), found.outputs, guarded)
         return found
 
-    def recordable(self, program: Program, pool: Pool) -> RecordedStep | None:
-        """Both graphs as `memopt.inductor.generated.recordable` has them; None where their ends are not known.
+    def cuda_graph_step(self, program: Program, pool: GraphPool) -> CudaGraphStep | None:
+        """Both graphs as `memopt.inductor.generated.cuda_graph_step` has them; None where their ends are not known.
 
         Args:
             program: the joint program that was lowered.
-            pool: where they would be recorded.
+            pool: where they would be captured.
         """
         forward, backward = self.forward, self.backward
         if forward is None or backward is None or backward.pieces is not None:
@@ -178,8 +178,8 @@ class Halves:
         fixed = {entry.name for entry in program.inputs if entry.kind in (InputKind.PARAMETER, InputKind.BUFFER)}
         names = [name for name, _ in forward.inputs]
         gradients = [output.target for output in program.outputs[program.forward_outputs :]]
-        ends = ends_of(names, forward.outputs, [name for name, _ in backward.inputs], fixed, gradients)
-        return None if ends is None else recordable(forward, backward, ends, pool)
+        signature = signature_of(names, forward.outputs, [name for name, _ in backward.inputs], fixed, gradients)
+        return None if signature is None else cuda_graph_step(forward, backward, signature, pool)
 
     def at(self, sized: Callable[[Any], Any]) -> Halves:
         """The same graphs to count what their code takes, with other fake values at its ends: those of other sizes."""

@@ -19,13 +19,13 @@ from memopt.backends.inputs import UserInputs
 from memopt.backends.joined_products import join_products, read_by_products
 from memopt.backends.static import Arena, device_of
 from memopt.common.phases import phase
+from memopt.cuda_graphs.speculative import meet
 from memopt.graph.weights import only
 from memopt.inductor.edits import edits
 from memopt.inductor.operator_layout import as_operators_lie
 from memopt.inductor.own_memory import note_memory
 from memopt.inductor.strided_views import copy_bases
 from memopt.program import InputKind, Program, draws_numbers
-from memopt.recording.speculative import meet
 from memopt.step.planned import fingerprint
 from memopt.torch_compat.aot_autograd import aot_settings
 from memopt.torch_compat.boxed import boxed

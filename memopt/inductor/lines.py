@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memopt.recording.step import Call
+from memopt.cuda_graphs.step import Call
 
 # How the code calls what it is told.
 _BEFORE = "_memopt_before"

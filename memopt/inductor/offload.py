@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from memopt.capture.joint import Halved
+from memopt.cuda_graphs.reserve import may_wait
 from memopt.graph.propagation import fake_mode
 from memopt.graph.rewrite import storages
 from memopt.host.operators import ARRIVED, FETCH, LANDED, TO_HOST
@@ -25,7 +26,6 @@ from memopt.inductor.peak_estimate import expected_bytes
 from memopt.memory.cost.roofline import span
 from memopt.passes.offload import Offload
 from memopt.program import copy_node, module_of
-from memopt.recording.room import may_wait
 from memopt.solve.offload import Offload as Problem
 from memopt.solve.offload import Trip, Value, trips
 

@@ -21,7 +21,7 @@ from memopt.engine import Recalled
 from memopt.errors import first_line
 from memopt.host.buffers import keep_for
 from memopt.inductor.forked_codegen import ForkedCodegen
-from memopt.inductor.generated import recordable
+from memopt.inductor.generated import cuda_graph_step
 from memopt.inductor.halves import Halves
 from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.known_routes import KnownRoutes, Route, key_of
@@ -117,9 +117,9 @@ class Training:
         session.waits_on_host(() if attempt.halves.forward is None else attempt.halves.forward.waiting)
         if attempt.halves.forward is not None and attempt.halves.forward.waiting:
             keep_for(attempt.run)
-        if session.recordings is not None and self.hooks.captured is not None:
-            step = attempt.halves.recordable(self.hooks.captured, session.recordings)
-            self.hooks.may_be_recorded(attempt.run, step)
+        if session.graph_pool is not None and self.hooks.captured is not None:
+            step = attempt.halves.cuda_graph_step(self.hooks.captured, session.graph_pool)
+            self.hooks.may_be_captured(attempt.run, step)
         self.hooks.may_be_repeated(attempt.run, self._repeatable(attempt))
         self.hooks.saves(attempt.halves.recomputed, attempt.halves.in_part)
         return attempt.run
@@ -129,7 +129,7 @@ class Training:
         found = recalled(self.graph_module, self.example_inputs, self.hooks, self._joint_cache, facts)
         if found is None:
             return Recalled(self._joint_cache.key)
-        made = functools.partial(recordable, found.forward, found.backward)
+        made = functools.partial(cuda_graph_step, found.forward, found.backward)
         return Recalled(self._joint_cache.key, found.run, made)
 
     def _repeatable(self, attempt: _Attempt) -> Callable[[], None] | None:

@@ -13,10 +13,10 @@ import torch
 from memopt.budget import BudgetError
 from memopt.capture.dynamo import Hooks
 from memopt.common.garbage import collect_all, looking_once
+from memopt.cuda_graphs.trial import IMPOSSIBLE, NO_NEED, CaptureTrial, Gain, try_capture
 from memopt.graph.targets import is_collective
 from memopt.memory.allocator import slack_bytes, stuck_bytes
 from memopt.memory.allocator_limit import held_bytes
-from memopt.recording.trial import IMPOSSIBLE, NO_NEED, Gain, Tried, try_recording
 from memopt.step.exact_trial import refused_as_tried
 from memopt.step.trial_step import Short, Taken, is_short, mutated
 from memopt.step.trial_steps import Held, TrialSteps, begin_anew
@@ -57,16 +57,16 @@ def lower_within(
     Raises:
         BudgetError: no plan keeps the budget, or none whose step does not run out of memory within it.
     """
-    if session.recordings is not None:
-        session.recordings.release()
-    session.recording_room.is_recorded(None)
+    if session.graph_pool is not None:
+        session.graph_pool.release()
+    session.capture_reserve.uses_cuda_graphs(None)
     try:
         lowered = _lowered_within(session, lower, given)
     except BudgetError as error:
         refused = error
     else:
         hooks.was_tried(lowered.tried, full_speed=lowered.full_speed)
-        return lowered.run if lowered.recorded else _recorded(session, lower, lowered, given)
+        return lowered.run if lowered.captured else _captured(session, lower, lowered, given)
     # Out here, so that no traceback holds on to what was lowered.
     if session.has_other_ways or session.fallbacks.has_less_than(session, refused):
         raise refused  # its minimum is not tried: that would take more than the budget of a step that keeps it
@@ -91,7 +91,7 @@ class _Lowered:
     Attributes:
         run: runs it.
         hooks: what its engine knows of it.
-        recorded: whether its step is recorded.
+        captured: whether its step is captured.
         cache_bytes: what the allocator is to hold when a step begins, in one piece; 0 where that is not known.
         tried: whether a step was taken within the budget.
         full_speed: whether the allocator handed nothing back in it to keep that.
@@ -99,7 +99,7 @@ class _Lowered:
 
     run: Callable[..., Any]
     hooks: Hooks
-    recorded: bool = False
+    captured: bool = False
     cache_bytes: int = 0
     tried: bool = True
     full_speed: bool = True
@@ -110,23 +110,23 @@ class _Lowered:
         return self.hooks.first if self.tried else None
 
 
-def _recorded(
+def _captured(
     session: Session,
     lower: Callable[[], tuple[Callable[..., Any], Hooks]],
     lowered: _Lowered,
     given: Sequence[Any],
 ) -> Callable[..., Any]:
-    """The step recorded where that is faster; lowered for less for it, once, where it needs the room."""
+    """The step captured where that is faster; lowered for less for it, once, where it needs the room."""
     found = _tried(session, lowered.run, lowered.hooks, given, measurable(session, lowered.hooks))
     if not found.missing_bytes:
         _go_without(session, lowered, found)
         return lowered.run
-    log.info("a recorded step lacks %d bytes: planning again", found.missing_bytes)
+    log.info("a captured step lacks %d bytes: planning again", found.missing_bytes)
     beyond, known = session.beyond, _tighten(session, found.missing_bytes)
     with contextlib.suppress(BudgetError):
         other = _lowered_within(session, lower, given)
         written = measurable(session, other.hooks)
-        again = Tried() if other.recorded else _tried(session, other.run, other.hooks, given, written)
+        again = CaptureTrial() if other.captured else _tried(session, other.run, other.hooks, given, written)
         if not again.reason:
             lowered.hooks.was_tried(lowered.tried, full_speed=other.full_speed)
             return other.run
@@ -137,7 +137,7 @@ def _recorded(
     return lowered.run
 
 
-def _go_without(session: Session, lowered: _Lowered, found: Tried) -> None:
+def _go_without(session: Session, lowered: _Lowered, found: CaptureTrial) -> None:
     """Say why the step is not captured, where it was tried, and leave the allocator as it was before."""
     if found.reason and found.reason != IMPOSSIBLE and lowered.cache_bytes:
         begin_anew(session.resident.device, lowered.cache_bytes)
@@ -152,20 +152,20 @@ def _tried(
     given: Sequence[Any],
     written: frozenset[int] | None,
     gain: Gain = Gain.TIME,
-) -> Tried:
-    """The step recorded for that gain, where there is one."""
-    made, step = hooks.recordable
+) -> CaptureTrial:
+    """The step captured for that gain, where there is one."""
+    made, step = hooks.capturable
     allowed = held_bytes(session.resident.device)
-    possible = step is not None and not hooks.lets_go  # a recording's outputs lie where backward writes then
-    if not possible or made is not run or session.recordings is None or written is None or allowed is None:
-        return Tried(IMPOSSIBLE)
+    possible = step is not None and not hooks.lets_go  # outputs of CUDA graphs lie where backward writes then
+    if not possible or made is not run or session.graph_pool is None or written is None or allowed is None:
+        return CaptureTrial(IMPOSSIBLE)
     beyond = gain is Gain.MEMORY
-    found = try_recording(session, step, session.recordings, run, given, written, beyond_limit=beyond)
-    hooks.is_recorded(None if found.reason else gain)
+    found = try_capture(session, step, session.graph_pool, run, given, written, beyond_limit=beyond)
+    hooks.uses_cuda_graphs(None if found.reason else gain)
     if not found.reason:
         session.note(gain.value)
         others, taken = allowed - session.limit_bytes, found.reserved_bytes + session.resident.coming
-        session.recording_room.is_recorded(allowed - taken)
+        session.capture_reserve.uses_cuda_graphs(allowed - taken)
         session.took(taken - others)  # nothing else counts its memory
         session.expects(found.expected_bytes - others)
     return found
@@ -174,7 +174,7 @@ def _tried(
 def _lowered_within(
     session: Session, lower: Callable[[], tuple[Callable[..., Any], Hooks]], given: Sequence[Any]
 ) -> _Lowered:
-    """As `lower_within`; recorded only where the step keeps the budget so, and would not as it is."""
+    """As `lower_within`; captured only where the step keeps the budget so, and would not as it is."""
     margin = session.margin
     run, hooks = lower()
     for left in reversed(range(_ROUNDS + 1)):
@@ -199,7 +199,7 @@ def _lowered_within(
         if isinstance(taken, Taken) and taken.allocated_bytes + coming <= allowed:  # it is how its blocks come to lie
             found = _tried(session, run, hooks, given, written, Gain.MEMORY)
             if not found.reason:
-                return _Lowered(run, hooks, recorded=True)
+                return _Lowered(run, hooks, captured=True)
             lacking = found.missing_bytes
         if isinstance(held, Short):
             near = held.missing_bytes + allowed // _SPREAD.get(left, _SHORT)
@@ -257,7 +257,7 @@ def keeps(
         hooks: of the graph.
         given: the caller's arguments.
         written: positions of those that the step writes to.
-        gain: what it was recorded for there, and is here, where there is still such a gain; None: it was not.
+        gain: what it was captured for there, and is here, where there is still such a gain; None: it was not.
         full_speed: whether the allocator handed nothing back there, and must not here.
     """
     device = session.resident.device
@@ -302,7 +302,7 @@ def step_decides(session: Session, hooks: Hooks, excess: int) -> bool:
     """
     if session.margin or held_bytes(session.resident.device) is None or measurable(session, hooks) is None:
         return False
-    return excess <= session.limit_bytes - session.usable(session.limit_bytes) - session.recording_room.bytes
+    return excess <= session.limit_bytes - session.usable(session.limit_bytes) - session.capture_reserve.bytes
 
 
 def measurable(session: Session, hooks: Hooks) -> frozenset[int] | None:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from memopt.budget import Budget
+from memopt.cuda_graphs.reserve import CaptureReserve
 from memopt.memory.allocator import count_library_bytes, library_bytes, slack_bytes, use_expandable_segments, with_slack
 from memopt.memory.products import may_multiply
 from memopt.memory.resident import Resident
 from memopt.program import Program
-from memopt.recording.room import RecordingRoom
 from memopt.step.call_role import CallRole
 from memopt.step.reference import Reference
 
@@ -25,7 +25,7 @@ class MemoryLedger:
     Attributes:
         budget: the limit that was asked for; None without one.
         margin: bytes of the budget that the allocator was seen to lose beyond the slack left to it.
-        recording_room: what of the budget is left to a recording of the step.
+        capture_reserve: what of the budget is left to CUDA graphs of the step.
         hold: told the budget in bytes before anything is run under it.
         reference: what a fraction is of, the same for all sessions of a model.
         role: of the latest call, in training.
@@ -47,7 +47,7 @@ class MemoryLedger:
         """Take the budget, and what is there before the first call."""
         self.budget = budget
         self.margin = 0
-        self.recording_room = RecordingRoom()
+        self.capture_reserve = CaptureReserve()
         self.hold: Callable[[int], None] = _unheld
         self.older: Callable[[], int] = int
         self.uncounted: Callable[[], int] = int
@@ -153,8 +153,8 @@ class MemoryLedger:
         return True
 
     def usable(self, limit: int) -> int:
-        """The bytes of a limit that tensors may take: what the allocator loses is left to it, and to a recording."""
-        return limit - slack_bytes(limit, self.resident.device) - self.margin - self.recording_room.bytes
+        """The bytes of a limit that tensors may take: what the allocator loses is left to it, and to CUDA graphs."""
+        return limit - slack_bytes(limit, self.resident.device) - self.margin - self.capture_reserve.bytes
 
     @property
     def room(self) -> int | None:

@@ -82,7 +82,7 @@ class OpenWindow:
         self.window, self.call, self.look, self.left = window, call, look, left
         self.gradients = self.stays = self.kept = self.gone = self.more = self.retains = self.saved = 0
         self.held_by_others: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
-        # Of what lies in a recording's memory, none is free when it is gone.
+        # Of what lies in a CUDA graph's memory, none is free when it is gone.
         self.made = [(weakref.ref(storage), storage.nbytes()) for storage in made if holds_its_memory(storage)]
         self.task: object = None
         self.hooks: list[weakref.ref[object]] = []

@@ -140,9 +140,9 @@ class SharedStep(StepInLoop):
         planned = self.needed_around(graphs, self.planned_with)
         lowered = needed + self.inputs_beside - max(planned - self.fell(limit), self.usable(limit))
         apart = self._apart(self.seen) - max(self._apart(self.planned_with), self.usable(limit))
-        recorded = self.recording_room.lacks(self.beside_graphs)
+        captured = self.capture_reserve.lacks(self.beside_graphs)
         excess = needed + self.inputs_beside - max(planned, self.usable(limit))
-        return max(0, excess, worth(lowered, self.resident.device), apart, recorded), limit
+        return max(0, excess, worth(lowered, self.resident.device), apart, captured), limit
 
     def fell(self, limit: int) -> int:
         """Bytes by which this limit is below what was planned with: a fraction was of more than eager takes."""

@@ -63,18 +63,18 @@ def verified(session: Session, refused: BudgetError, lower: Callable[[], Program
 def _asked_for(session: Session, size: int) -> Iterator[None]:
     """Within, the budget is `size` bytes, and the deepest plan comes first; nothing of it stays."""
     stage("verifying the minimum by a trial step")
-    kept = session.budget, session.recording_room.wanted, session.beyond
+    kept = session.budget, session.capture_reserve.wanted, session.beyond
     session.budget, session.naming = Budget(size, None, format_bytes(size, short=True)), True
     before = session.tighten(-session.margin)
     try:
         yield
     finally:
-        if session.recordings is not None:
-            session.recordings.release()
+        if session.graph_pool is not None:
+            session.graph_pool.release()
         session.loosen(before)
         session.forget_plan()
         session.budget, wanted, session.beyond = kept
-        session.recording_room.want(wanted)
+        session.capture_reserve.want(wanted)
         session.naming = False
 
 

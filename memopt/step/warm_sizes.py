@@ -89,7 +89,7 @@ class CountedSizes:
 def _keeps(session: Session, known: FinishedStep) -> bool:
     """Whether the budget is kept here, by what inputs, the loop and a fraction of it are now."""
     before = session.margin, session.report, session.step, list(session.notes)
-    others = session.multiplies, session.recording_room.bytes, session.resident
+    others = session.multiplies, session.capture_reserve.bytes, session.resident
     same = taken_up(session, known)
     step = session.step
     assert step is not None and step.known is not None and session.report is not None
@@ -106,8 +106,8 @@ def _keeps(session: Session, known: FinishedStep) -> bool:
             )
         return True
     session.loosen(before)
-    session.multiplies, recording, session.resident = others
-    session.recording_room.restore(recording)
+    session.multiplies, reserved, session.resident = others
+    session.capture_reserve.restore(reserved)
     return False
 
 

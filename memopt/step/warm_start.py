@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from memopt.capture.dynamo import Hooks
 from memopt.common.cache_dir import cache_dir
 from memopt.common.garbage import looking_once
+from memopt.cuda_graphs.signature import StepSignature
+from memopt.cuda_graphs.trial import Gain
 from memopt.engine import Recalled
 from memopt.graph.fake_calls import library_settings
 from memopt.memory.allocator import count_library_bytes, library_bytes
 from memopt.memory.allocator_limit import held_bytes
 from memopt.memory.distributed import has_group
 from memopt.program import Program
-from memopt.recording.ends import Ends
-from memopt.recording.trial import Gain
 from memopt.report.packed import packed, unpacked
 from memopt.report.record import Report
 from memopt.step.backward_entry import BackwardFacts
@@ -62,8 +62,8 @@ class FinishedStep:
         multiplies: whether they do.
         written: positions of the arguments that the step writes to; None where no step could be taken.
         full_speed: whether the allocator handed nothing back in a step of it.
-        gain: what it is recorded for; None where it is not.
-        ends: of both graphs that are recorded.
+        gain: what it is captured for; None where it is not.
+        signature: of both graphs that are recorded.
         backward: what is looked at when backward begins.
         peaks: what the graph takes as it runs.
         eager: the same as eager runs it.
@@ -84,7 +84,7 @@ class FinishedStep:
     peaks: GraphPeaks
     eager: GraphPeaks
     gain: Gain | None = None
-    ends: Ends | None = None
+    signature: StepSignature | None = None
     backward: BackwardFacts = dataclasses.field(default_factory=BackwardFacts)
 
 
@@ -106,20 +106,20 @@ def warm_started(session: Session, hooks: Hooks, recall: Recall, given: Sequence
     known = FinishedSteps().get(hooks.key) if run is not None else None
     if run is None or known is None or session.calls_of_script(known.graph)[0] > 1:
         return None  # it is planned together with other calls
-    if session.recordings is not None:
-        session.recordings.release()
-        if known.ends is not None:
-            hooks.may_be_recorded(run, found.recordable(known.ends, session.recordings))
-    before = session.tighten(0), session.multiplies, session.recording_room.bytes
+    if session.graph_pool is not None:
+        session.graph_pool.release()
+        if known.signature is not None:
+            hooks.may_be_captured(run, found.cuda_graph_step(known.signature, session.graph_pool))
+    before = session.tighten(0), session.multiplies, session.capture_reserve.bytes
     if taken_up(session, known) and _still_keeps(session, run, hooks, given, known):
         hooks.knows(known.backward)
         log.info("warm start: the step is as an earlier process has compiled it")
         return run
     log.info("the step that was loaded from disk does not keep the budget: planning anew")
-    standing, session.multiplies, recording = before
-    session.recording_room.restore(recording)
+    standing, session.multiplies, reserved = before
+    session.capture_reserve.restore(reserved)
     session.loosen(standing)
-    hooks.may_be_recorded(None, None)
+    hooks.may_be_captured(None, None)
     return None
 
 
@@ -140,8 +140,8 @@ def keep_for_others(session: Session, hooks: Hooks, run: Callable[..., Any]) -> 
         finished_step(session, hooks, program),
         written=None if written is None else tuple(sorted(written)),
         full_speed=hooks.full_speed,
-        gain=hooks.recorded,
-        ends=None if hooks.recorded is None else hooks.recordable[1].ends,
+        gain=hooks.graph_gain,
+        signature=None if hooks.graph_gain is None else hooks.capturable[1].signature,
     )
     if FinishedSteps().put(hooks.key, kept):
         keep()
@@ -166,7 +166,7 @@ def finished_step(session: Session, hooks: Hooks, program: Program) -> FinishedS
         whole=step.whole,
         limit=step.limit,
         margin=session.margin,
-        aside=session.recording_room.bytes,
+        aside=session.capture_reserve.bytes,
         libraries=session.resident.libraries,
         multiplies=session.multiplies,
         written=None,
@@ -188,7 +188,7 @@ class FinishedSteps(CompileCache[FinishedStep]):
         fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
         fields["report"] = base64.b85encode(packed(entry.report)).decode()
         fields["gain"] = None if entry.gain is None else entry.gain.name
-        fields["ends"] = None if entry.ends is None else _listed(entry.ends)
+        fields["signature"] = None if entry.signature is None else _listed(entry.signature)
         fields["backward"] = entry.backward.listed()
         fields["peaks"], fields["eager"] = (dataclasses.astuple(peaks) for peaks in (entry.peaks, entry.eager))
         return fields
@@ -200,15 +200,15 @@ class FinishedSteps(CompileCache[FinishedStep]):
         written = record.pop("written")
         if written is not None:
             written = tuple(int(place) for place in written)
-        gain, ends, backward = record.pop("gain"), record.pop("ends"), record.pop("backward")
+        gain, signature, backward = record.pop("gain"), record.pop("signature"), record.pop("backward")
         peaks, eager = (_peaks(*record.pop(name)) for name in ("peaks", "eager"))
-        if (gain is None) != (ends is None):
-            raise ValueError("what is recorded has ends, and nothing else")
+        if (gain is None) != (signature is None):
+            raise ValueError("a captured step has a signature, and nothing else")
         found = FinishedStep(
             report=report,
             written=written,
             gain=None if gain is None else Gain[gain],
-            ends=None if ends is None else _ends(*ends),
+            signature=None if signature is None else _signature(*signature),
             backward=BackwardFacts.of_list(backward),
             peaks=peaks,
             eager=eager,
@@ -233,12 +233,12 @@ def _peaks(forward: Any, backward: Any, saved: Any, left: Any, gradients: Sequen
     return found
 
 
-def _listed(ends: Ends) -> list[Any]:
-    return [sorted(ends.fixed), ends.results, ends.saved, list(ends.gradient_of)]
+def _listed(signature: StepSignature) -> list[Any]:
+    return [sorted(signature.fixed), signature.results, signature.saved, list(signature.gradient_of)]
 
 
-def _ends(fixed: Sequence[Any], results: Any, saved: Any, gradient_of: Sequence[Any]) -> Ends:
-    found = Ends(frozenset(map(int, fixed)), int(results), int(saved), tuple(map(int, gradient_of)))
+def _signature(fixed: Sequence[Any], results: Any, saved: Any, gradient_of: Sequence[Any]) -> StepSignature:
+    found = StepSignature(frozenset(map(int, fixed)), int(results), int(saved), tuple(map(int, gradient_of)))
     if min(found.results, found.saved, *found.fixed) < 0:
         raise ValueError("a place is before the first")
     return found
@@ -262,7 +262,7 @@ def taken_up(session: Session, known: FinishedStep) -> bool:
     device = session.resident.device
     session.prepare_allocator()
     session.margin, session.multiplies = known.margin, known.multiplies
-    session.recording_room.restore(known.aside)
+    session.capture_reserve.restore(known.aside)
     session.planned_with = session.seen
     further = known.libraries - library_bytes(device) if known.multiplies else 0
     if further > 0:
@@ -286,7 +286,7 @@ def taken_up(session: Session, known: FinishedStep) -> bool:
 def _still_keeps(
     session: Session, run: Callable[..., Any], hooks: Hooks, given: Sequence[Any], known: FinishedStep
 ) -> bool:
-    """Whether a step keeps the budget, where one can be taken; it is recorded where it was."""
+    """Whether a step keeps the budget, where one can be taken; it is captured where it was."""
     if known.written is None:
         return held_bytes(session.resident.device) is None
     return keeps(session, run, hooks, given, frozenset(known.written), known.gain, known.full_speed)
@@ -306,7 +306,7 @@ def facts_of(session: Session, *, many_sizes: bool = False) -> bytes:
     facts = [
         versions(), repr(session.budget), session.margin, type(session.engine()).__qualname__, session.model_name,
         repr(session.verify), session.plan_seconds, described(session.rewriting.passes), repr(sizes), session.frozen,
-        session.recordings is None, names, library_settings(), place_of(resident.device),
+        session.graph_pool is None, names, library_settings(), place_of(resident.device),
         many_sizes or repr(session.seen),
     ]  # fmt: skip
     return b"memopt, " + hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest().encode()

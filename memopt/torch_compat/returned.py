@@ -67,7 +67,7 @@ def writable(run: _Run, in_part: Callable[[], Sequence[int]] = tuple) -> _Run:
             value, base = results[place], results[first]
             if place == first:
                 results[place] = value.detach()
-            elif value is not base and _memory(value) == _memory(base):  # a recording has results in other memory
+            elif value is not base and _memory(value) == _memory(base):  # a CUDA graph has results in other memory
                 results[place] = _shown_by(base, value).detach()
         if _lent.values is not None:
             for place in in_part():

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
+from memopt.backends.cuda_capture import CudaGraphCapturer
 from memopt.backends.cuda_graph import Replay
-from memopt.backends.recorder import CudaRecorder
-from memopt.recording.step import Unrecordable
+from memopt.cuda_graphs.step import NotCapturable
 
 
-def test_a_half_that_takes_a_tensor_on_the_host_is_not_recorded():
-    with pytest.raises(Unrecordable, match="on the host"):
-        CudaRecorder().record(lambda arguments: arguments, [torch.tensor(2.0, dtype=torch.float64), 3])
+def test_a_half_that_takes_a_tensor_on_the_host_is_not_captured():
+    with pytest.raises(NotCapturable, match="on the host"):
+        CudaGraphCapturer().capture(lambda arguments: arguments, [torch.tensor(2.0, dtype=torch.float64), 3])
 
 
 @pytest.mark.gpu

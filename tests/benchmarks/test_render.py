@@ -137,14 +137,14 @@ def test_ratios_are_those_of_one_run_and_a_peer_counts_where_it_reserves_no_more
     assert peers.startswith("| | fastest peer | 1.00 compile | 1.50 compile:0.5 | 2.50 checkpoint | - | - | - |")
 
 
-def test_a_recorded_step_shows_no_bytes_that_torch_does_not_count():
+def test_a_captured_step_shows_no_bytes_that_torch_does_not_count():
     settings = {"model": "m", "batch": 2, "dtype": "bfloat16", "repeats": 7, "jobs": 4}
     note = "forward and backward of the step are captured as CUDA graphs, which was faster"
     row = {"row": "memopt:0.5", "seconds": 0.002, "first_step_seconds": 3.0, "predicted_bytes": 9e6, "peak_bytes": 1e6}
     rows = [{**row, "reserved_bytes": 10e6, "notes": notes} for notes in ([note], [])]
     rows.append({**rows[0], "pooled_bytes": 8e6, "peak_bytes": 9.5e6})
     result = {"machine": "H100", "torch": "2.11", "allocator": "a:b", "settings": settings, "rows": rows}
-    recorded, other, counted = training_table(result).splitlines()[4:]
+    captured, other, counted = training_table(result).splitlines()[4:]
     assert counted == "| memopt:0.5 |  | 9 MB | 10 MB | 10 MB | 2.0 ms | 3 s |"
-    assert recorded == "| memopt:0.5 |  | 9 MB | recorded | 10 MB | 2.0 ms | 3 s |"
+    assert captured == "| memopt:0.5 |  | 9 MB | captured | 10 MB | 2.0 ms | 3 s |"
     assert other == "| memopt:0.5 |  | 9 MB | 1 MB | 10 MB | 2.0 ms | 3 s |"

@@ -36,7 +36,7 @@ class Sessions:
 
 class Session:
     functions = ()
-    recordings = None
+    graph_pool = None
     ran = ("graph",)
 
     def kept_more(self, saved):
@@ -73,7 +73,7 @@ def test_what_functions_and_recordings_hold_is_given_back():
     given = []
     session = SimpleNamespace(
         functions=[SimpleNamespace(release=lambda: given.append("function"))],
-        recordings=SimpleNamespace(release=lambda: given.append("recordings")),
+        graph_pool=SimpleNamespace(release=lambda: given.append("CUDA graphs")),
     )
     release({"plan": session})
-    assert given == ["function", "recordings"]
+    assert given == ["function", "CUDA graphs"]

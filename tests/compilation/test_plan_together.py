@@ -93,7 +93,7 @@ class Session:
     def sees_step(self, *_):
         return 200
 
-    def leaves_for_recording(self, *_):
+    def reserves_for_capture(self, *_):
         pass
 
 

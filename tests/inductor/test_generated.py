@@ -1,4 +1,4 @@
-"""A half's generated code, and both halves' as a step that may be recorded."""
+"""A graph's generated code, and both halves' as a step that may be captured."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from memopt.inductor.generated import GeneratedCode, overwritten_arguments, recordable
+from memopt.cuda_graphs.signature import StepSignature
+from memopt.inductor.generated import GeneratedCode, cuda_graph_step, overwritten_arguments
 from memopt.inductor.replay import Wrapper
-from memopt.recording.ends import Ends
 
-ENDS = Ends(frozenset({0}), 1, 1)
+SIGNATURE = StepSignature(frozenset({0}), 1, 1)
 
 
 def taken(path, call, around=lambda call: call):
@@ -43,18 +43,18 @@ def test_what_is_put_around_it_is_around_what_runs_instead_too(tmp_path):
 def test_before_there_is_code_nothing_is_recordable(tmp_path):
     code, _, _ = taken(tmp_path / "half.py", sum)
     assert GeneratedCode().load() is None
-    assert recordable(code, GeneratedCode(), ENDS, SimpleNamespace()) is None
-    assert recordable(GeneratedCode(), code, ENDS, SimpleNamespace()) is None
+    assert cuda_graph_step(code, GeneratedCode(), SIGNATURE, SimpleNamespace()) is None
+    assert cuda_graph_step(GeneratedCode(), code, SIGNATURE, SimpleNamespace()) is None
 
 
-def test_halves_run_by_the_step_that_may_be_recorded(tmp_path):
+def test_halves_run_by_the_step_that_may_be_captured(tmp_path):
     first, forward, _ = taken(tmp_path / "first.py", lambda args: [sum(args)])
     second = taken(tmp_path / "second.py", lambda args: [max(args)])[0]
-    step = recordable(first, second, ENDS, SimpleNamespace(busy=True))
-    assert step is not None and step.ends is ENDS
+    step = cuda_graph_step(first, second, SIGNATURE, SimpleNamespace(busy=True))
+    assert step is not None and step.signature is SIGNATURE
     assert first.instead == step.forward and second.instead == step.backward
     assert forward.call([1, 2]) == [3]
-    assert step.guide is None  # this code has no lines to be told
+    assert step.steered is None  # this code has no lines to be told
 
 
 @pytest.mark.parametrize("half", [0, 1])
@@ -66,7 +66,7 @@ def test_code_that_cannot_be_loaded_says_so_when_it_is_to_run(tmp_path, half):
     (tmp_path / "lost.py").write_text("")
     codes[half].taken(broken, str(tmp_path / "lost.py"), {})
     with pytest.raises(OSError, match="a kernel is lost"):
-        recordable(*codes, ENDS, SimpleNamespace())
+        cuda_graph_step(*codes, SIGNATURE, SimpleNamespace())
 
 
 CODE = """def call(args):

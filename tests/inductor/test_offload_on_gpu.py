@@ -57,8 +57,8 @@ def _step_on_gpu(run, model, x):
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_step_takes_or_recomputes_less_and_computes_the_same(wide, monkeypatch):
-    # Of a recording's memory the allocator does not tell what is in use.
-    monkeypatch.setattr(Sessions, "_recordings_here", lambda self: None)
+    # Of a CUDA graph's memory the allocator does not tell what is in use.
+    monkeypatch.setattr(Sessions, "_graph_pool_here", lambda self: None)
     model, x, budget = wide
     taken, found, reports = [], [], []
     for passes in (WITHOUT, (*WITHOUT, Offload())):
@@ -81,7 +81,7 @@ def test_on_a_gpu_the_budget_is_kept_and_less_is_computed_again(wide, monkeypatc
     from memopt.host.buffers import buffers_of
     from memopt.inductor.min_cut_partition import MinCutPartition
 
-    monkeypatch.setattr(MinCutPartition, "first_cut", lambda *_, **__: None)  # recorded, it might do with the budget
+    monkeypatch.setattr(MinCutPartition, "first_cut", lambda *_, **__: None)  # captured, it might do with the budget
     model, x, budget = wide
     extra = []
     for passes in (WITHOUT, (*WITHOUT, Offload())):

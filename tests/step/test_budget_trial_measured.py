@@ -43,7 +43,7 @@ def test_what_a_step_reserves_is_measured_and_kept():
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
 @pytest.mark.parametrize("fraction", [0.9, 0.8])
 def test_a_recorded_step_leaves_room_for_the_loss_and_the_optimizer(fraction):
-    """A recording's memory is its own: the loss's was taken beside it, 26 MB over a budget of 552."""
+    """A CUDA graph's memory is its own: the loss's was taken beside it, 26 MB over a budget of 552."""
     torch.cuda.empty_cache()
     model = torch.nn.Sequential(torch.nn.Linear(512, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 512)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())

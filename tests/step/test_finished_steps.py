@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from memopt.recording.ends import Ends
-from memopt.recording.trial import Gain
+from memopt.cuda_graphs.signature import StepSignature
+from memopt.cuda_graphs.trial import Gain
 from memopt.step.backward_entry import BackwardFacts
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.warm_start import FinishedStep, FinishedSteps
@@ -23,7 +23,7 @@ def _settlement():
     return FinishedStep(
         report=report(), graph="f" * 8, plain=9, constants=1, whole=10, limit=7, margin=0, aside=0, libraries=0,
         multiplies=True, written=(3, 5), full_speed=True, peaks=GraphPeaks(5, 6, 3, 2, (("a", 2),)),
-        eager=GraphPeaks(7, 9, 4, 2), gain=Gain.TIME, ends=Ends(frozenset({1, 2}), 1, 3, (-1, 2)),
+        eager=GraphPeaks(7, 9, 4, 2), gain=Gain.TIME, signature=StepSignature(frozenset({1, 2}), 1, 3, (-1, 2)),
         backward=BackwardFacts(2, ((0, 1), None), ((3, "parameter 'a'"),)),
     )  # fmt: skip
 
@@ -39,8 +39,10 @@ def test_what_is_put_is_got():
     [
         {"report": "AAAA"}, {"report": 3}, {"limit": "7"}, {"limit": 1 << 60}, {"plain": True}, {"written": ["a"]},
         {"written": 3}, {"multiplies": 1}, {"graph": None}, {"more": 1}, {"whole": None}, {"gain": "PLEASURE"},
-        {"full_speed": 1}, {"gain": None}, {"ends": None}, {"ends": [[1], 2, 3]}, {"ends": [[-1], 1, 3, []]},
-        {"ends": [["a"], 1, 3, []]}, {"peaks": [1, 2, 3]}, {"eager": [1, -2, 3, 4, []]}, {"peaks": [1, 2, 3, "a", []]},
+        {"full_speed": 1}, {"gain": None}, {"signature": None}, {"signature": [[1], 2, 3]},
+        {"signature": [[-1], 1, 3, []]}, {"signature": [["a"], 1, 3, []]}, {"peaks": [1, 2, 3]},
+        {"eager": [1, -2, 3, 4, []]},
+        {"peaks": [1, 2, 3, "a", []]},
     ],
 )  # fmt: skip
 def test_records_of_another_form_are_absent(change, tmp_path):

@@ -46,27 +46,27 @@ def test_arguments_of_earlier_calls_are_over_beside_such_a_plan():
     assert step.excess_around(CALLS) == (10, 1750)
 
 
-def test_what_a_loop_holds_lies_beside_a_recording():
+def test_what_a_loop_holds_lies_beside_a_cuda_graph():
     step = session(3000)
     step.seen = Seen(between=600, known=True)
-    step.recording_room.beside = 600
+    step.capture_reserve.beside = 600
     assert step.excess_around(CALLS) == (0, 3000)
     step.seen = Seen(between=700, known=True)
     assert step.excess_around(CALLS) == (100, 3000)
-    step.recording_room.beside = None  # it is not recorded: the step has room for that where its graphs do not run
+    step.capture_reserve.beside = None  # it is not captured: the step has room for that where its graphs do not run
     assert step.excess_around(CALLS) == (0, 3000)
 
 
-def test_the_optimizers_step_lies_beside_a_recording():
+def test_the_optimizers_step_lies_beside_a_cuda_graph():
     optimizer = OptimizerFootprint(state_bytes=0, existing_state_bytes=0, step_peak_bytes=50)
     step = SharedStep(parse_budget(3000), Resident(optimizer=optimizer))
-    step.recording_room.beside = 20
+    step.capture_reserve.beside = 20
     assert step.excess_around(CALLS) == (30, 3000)
 
 
-def test_the_next_batch_lies_beside_a_recording():
+def test_the_next_batch_lies_beside_a_cuda_graph():
     step = SharedStep(parse_budget(3000), Resident(inputs=50))  # while the one before is still held
-    step.recording_room.beside = 20
+    step.capture_reserve.beside = 20
     assert step.excess_around(CALLS) == (30, 3000)
 
 

@@ -12,8 +12,8 @@ import memopt
 from memopt.backends.inductor import missing_compiler
 from memopt.budget import Budget, BudgetError
 from memopt.calls.guard_fast_path import Kind
+from memopt.cuda_graphs.reserve import CaptureReserve
 from memopt.inductor.training import Training
-from memopt.recording.room import RecordingRoom
 from memopt.step import budget_trial, trial_steps, verified_minimum
 from memopt.step.trial_step import Short, Taken, mutated
 from memopt.step.verified_minimum import VerifiedMinimums, verified
@@ -134,8 +134,8 @@ class Device:
 
     def __init__(self, least, device=CPU):
         self.least, self.budget, self.margin, self.asked = least, Budget(5, None, "5"), 7, []
-        self.naming, self.recording_room = False, RecordingRoom()
-        self.beyond = self.recordings = None
+        self.naming, self.capture_reserve = False, CaptureReserve()
+        self.beyond = self.graph_pool = None
         self.resident = types.SimpleNamespace(device=device)
 
     def tighten(self, size):

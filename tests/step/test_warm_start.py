@@ -305,7 +305,7 @@ def test_its_backward_runs_within_what_is_put_around_backward(monkeypatch):
 
 def _step_on_cuda(optimizer):
     """A step of a GPT-2 in this process; its report, its loss and its gradients."""
-    Sessions._recordings_here = lambda self: None  # a recorded step is made anew
+    Sessions._graph_pool_here = lambda self: None  # a captured step is made anew
     torch.manual_seed(0)
     model = memopt.models.build("gpt2_medium", layers=4, width=512, heads=8, vocabulary=4096)
     model = model.to("cuda", torch.bfloat16)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import memopt
-from memopt.recording.pool import Pool
+from memopt.cuda_graphs.pool import GraphPool
 from memopt.step.hooked import WAIT
 from tests.training.steps import assert_equal, budget_for, bytes_of, gradients, make, peak_of
 
@@ -239,12 +239,12 @@ def test_a_step_that_may_be_recorded_hands_over_what_the_budget_needs():
     session = run._memopt.last
     (planned,) = session.step.planned
     assert session.may_lack(planned.program, False)
-    session.exact, session.recordings = False, Pool(None, list)
+    session.exact, session.graph_pool = False, GraphPool(None, list)
     assert not session.may_lack(planned.program, False)
     assert not session.may_lack(planned.program, True)
     session.margin = session.budget.bytes
     assert session.may_lack(planned.program, False)
-    session.recordings = None
+    session.graph_pool = None
 
 
 def test_a_budget_without_room_for_a_gradient_beside_those_that_exist_is_refused_at_the_second_micro_batch():

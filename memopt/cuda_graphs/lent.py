@@ -1,6 +1,6 @@
 """Tensors in memory that is written over: lent to a caller until it lets go of them, or else copied in time.
 
-Gradients of a recorded step lie in its recordings' memory. Most training lets go of them before the next step; to copy
+Gradients of a captured step lie in its CUDA graphs' memory. Most training lets go of them before the next step; to copy
 all of them out would take as much memory again. Work on other streams must have read them when they are let go of:
 torch does not pass `record_stream` on for memory that its allocator has not given out itself.
 """

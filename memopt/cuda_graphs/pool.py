@@ -1,4 +1,4 @@
-"""The memory that recordings of one model's steps lie in, one step's at a time."""
+"""The memory that CUDA graphs of one model's steps lie in, one step's at a time."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from memopt.recording.lent import Loan
+from memopt.cuda_graphs.lent import Loan
 from memopt.solve.placement import Placements
 
 if TYPE_CHECKING:
-    from memopt.recording.step import RecordedStep
+    from memopt.cuda_graphs.step import CudaGraphStep
 
-# How often recordings may be made anew after so few steps: of steps that take turns, or between calls of other kinds.
+# How often CUDA graphs may be made anew after so few steps: of steps that take turns, or between calls of other kinds.
 _TURNS, _FEW = 8, 4
 
 
-class Recorder(Protocol):
-    """Records functions one after the other, in memory of their own that they share."""
+class GraphCapturer(Protocol):
+    """Captures functions one after the other, in memory of their own that they share."""
 
-    def record(
+    def capture(
         self, run: Callable[[list[Any]], Sequence[Any]], arguments: list[Any]
     ) -> tuple[Callable[[], None], Sequence[Any]]:
-        """Record a function of a list of arguments, which is emptied, without running it.
+        """Capture a function of a list of arguments, which is emptied, without running it.
 
         Returns:
-            What runs the recording, and the function's results: of their memory a later recording takes what is free.
+            What runs the CUDA graph, and the function's results: of their memory a later CUDA graph takes what is free.
 
         Raises:
-            RuntimeError: it cannot be recorded, or memory is short. Nothing is left behind.
+            RuntimeError: it cannot be captured, or memory is short. Nothing is left behind.
         """
 
     def drawn(self) -> Any:
@@ -40,37 +40,37 @@ class Recorder(Protocol):
         """Have those that were drawn since then drawn again."""
 
     def blank(self, value: torch.Tensor) -> torch.Tensor:
-        """Memory for a copy of a tensor: of the recording's own, within a function that is recorded."""
+        """Memory for a copy of a tensor: of the CUDA graph's own, within a function that is captured."""
 
     def enter(self) -> None:
-        """The memory is about to be written to, and a recording run: what uses it now comes first."""
+        """The memory is about to be written to, and a CUDA graph run: what uses it now comes first."""
 
     def begin(self) -> None:
-        """Functions of one step are about to be recorded."""
+        """Functions of one step are about to be captured."""
 
     def end(self) -> None:
         """They are."""
 
     def release(self) -> None:
-        """Give the memory back: nothing that was recorded may run again."""
+        """Give the memory back: nothing that was captured may run again."""
 
 
-class Pool:
-    """The memory of one model's recordings: those of one step at a time, of which one is under way at a time.
+class GraphPool:
+    """The memory of one model's CUDA graphs: those of one step at a time, of which one is under way at a time.
 
     Attributes:
-        recorder: records into it.
-        closed: why nothing is recorded any more; empty as long as it may be.
-        placements: where blocks of recordings are led to.
+        capturer: captures into it.
+        closed: why nothing is captured any more; empty as long as it may be.
+        placements: where blocks of CUDA graphs are steered to.
     """
 
-    def __init__(self, recorder: Recorder, gradients: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
-        """Nothing is recorded yet; `gradients` tells those that parameters have."""
-        self.recorder, self.closed, self.placements = recorder, "", Placements()
+    def __init__(self, capturer: GraphCapturer, gradients: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
+        """Nothing is captured yet; `gradients` tells those that parameters have."""
+        self.capturer, self.closed, self.placements = capturer, "", Placements()
         self._gradients = gradients
-        self._owner: weakref.ref[RecordedStep] | None = None
-        self._turns = 0  # how often little came of what was recorded
-        self._steps = 0  # that were taken with what is recorded
+        self._owner: weakref.ref[CudaGraphStep] | None = None
+        self._turns = 0  # how often little came of what was captured
+        self._steps = 0  # that were taken with what is captured
         self._loans: list[Loan] = []
         self._saved: weakref.ref[torch.Tensor] | None = None
         self._pending = False
@@ -80,20 +80,20 @@ class Pool:
         """Whether something saved for a backward that has not run is in it."""
         return self._saved is not None and self._saved() is not None
 
-    def claim(self, step: RecordedStep, *, anew: bool = False) -> bool:
-        """Give the memory to a step whose forward is to run, while nothing is busy; whether it may be recorded.
+    def claim(self, step: CudaGraphStep, *, anew: bool = False) -> bool:
+        """Give the memory to a step whose forward is to run, while nothing is busy; whether it may be captured.
 
-        Another step's recordings are forgotten for it, or its own where they are to be made anew.
+        Another step's CUDA graphs are forgotten for it, or its own where they are to be made anew.
         """
         if self._owner is not None and (anew or self._owner() is not step):
             self.release()
         if self._turns > _TURNS:
-            self.closed = "steps of several kinds take turns, whose recordings would not fit beside each other"
+            self.closed = "steps of several kinds take turns, whose CUDA graphs would not fit beside each other"
         self._owner = None if self.closed else weakref.ref(step)
         return not self.closed
 
-    def is_free_for(self, step: RecordedStep) -> bool:
-        """Whether the step's recordings may run now: they are there, and nobody needs what they write over."""
+    def is_free_for(self, step: CudaGraphStep) -> bool:
+        """Whether the step's CUDA graphs may run now: they are there, and nobody needs what they write over."""
         return not self.busy and self._owner is not None and self._owner() is step and self.settle()
 
     def settle(self) -> bool:
@@ -114,12 +114,12 @@ class Pool:
         """The backward of the step under way has run."""
         self._pending, self._saved = False, None
 
-    def is_under_way(self, step: RecordedStep) -> bool:
+    def is_under_way(self, step: CudaGraphStep) -> bool:
         """Whether what was saved last, and not used up, is this step's."""
         return self._pending and self._owner is not None and self._owner() is step
 
     def release(self) -> None:
-        """Forget what is recorded and give its memory back, unless a backward needs it."""
+        """Forget what is captured and give its memory back, unless a backward needs it."""
         if self.busy or self._owner is None:
             return
         self.end()
@@ -130,4 +130,4 @@ class Pool:
         step, self._owner = self._owner(), None
         if step is not None:
             step.forget()
-        self.recorder.release()
+        self.capturer.release()

@@ -1,4 +1,4 @@
-"""A step that is tried recorded: what is taken, what is left, and what either changes (nothing)."""
+"""A step that is tried captured: what is taken, what is left, and what either changes (nothing)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import memopt
 from memopt.backends.inductor import missing_compiler
 from memopt.calls.sessions import Sessions
 from memopt.compilation.session import Session
-from memopt.recording import trial as recording
-from memopt.recording.guide import Guide
-from memopt.recording.pool import Pool
+from memopt.cuda_graphs import trial
+from memopt.cuda_graphs.pool import GraphPool
+from memopt.cuda_graphs.steered_code import SteeredCode
 from memopt.step import budget_trial, trial_steps
 from memopt.step.trial_step import Taken, mutated
-from tests.recording.tape import Tape
+from tests.cuda_graphs.tape import Tape
 from tests.training.steps import gradients
 
 CPU = torch.device("cpu")
-# A limit, and what of it a recording may take.
+# A limit, and what of it a CUDA graph may take.
 _HELD = 10**9
 _BATCH = 32 * 16 * 4  # of `made`: the next one comes while it is there
-_ALLOWED = _HELD - recording._BESIDE - _BATCH
+_ALLOWED = _HELD - trial._BESIDE - _BATCH
 pytestmark = pytest.mark.skipif(missing_compiler(CPU) is not None, reason="no C++ compiler")
 
 
@@ -45,32 +45,32 @@ class Net(nn.Module):
 
 @pytest.fixture
 def tape(monkeypatch):
-    """A pool on CPU, whose steps are measured as if there were a device; recorded ones are taken however fast."""
+    """A pool on CPU, whose steps are measured as if there were a device; captured ones are taken however fast."""
     torch._dynamo.reset()
     for name in ("synchronize", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda device: None)
     for name in ("memory_allocated", "max_memory_reserved"):
         monkeypatch.setattr(torch.cuda, name, lambda device: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    for module in (budget_trial, recording):
+    for module in (budget_trial, trial):
         monkeypatch.setattr(module, "held_bytes", lambda device: _HELD)
-    for module in (trial_steps, recording):
+    for module in (trial_steps, trial):
         monkeypatch.setattr(module, "settled_bytes", lambda device: 0)
     monkeypatch.setattr(budget_trial, "measurable", lambda session, hooks: hooks.captured and mutated(hooks.captured))
     monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: Taken(1, 1, 0))
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: None)
-    monkeypatch.setattr(recording, "lifted", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(recording, "_WORTH", 1e9)
-    monkeypatch.setattr(recording, "_WORTH_A_PLAN", 1e9)
-    monkeypatch.setattr(recording, "_INSTEAD_OF_A_PLAN", 1e9)
+    monkeypatch.setattr(trial, "lifted", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(trial, "_WORTH", 1e9)
+    monkeypatch.setattr(trial, "_WORTH_A_PLAN", 1e9)
+    monkeypatch.setattr(trial, "_INSTEAD_OF_A_PLAN", 1e9)
     found = Tape()
-    pool = Pool(found)
+    pool = GraphPool(found)
 
     def here(sessions):
-        sessions.recordings = pool
+        sessions.graph_pool = pool
         return pool
 
-    monkeypatch.setattr(Sessions, "_recordings_here", here)
+    monkeypatch.setattr(Sessions, "_graph_pool_here", here)
     return found
 
 
@@ -93,23 +93,23 @@ def trained(run, model, inputs, **options):
     return losses, gradients(model), [value.clone() for value in model.state_dict().values()]
 
 
-def test_recorded_steps_train_as_the_code_does(tape, monkeypatch):
+def test_captured_steps_train_as_the_code_does(tape, monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 123_456_789)
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor", passes=None)
     expected = trained(run, model, inputs)
     assert run.report.measured_peak_bytes == 123_456_789
-    assert tape.recordings == 2 and tape.replays > 8
+    assert tape.captures == 2 and tape.replays > 8
     torch._dynamo.reset()
     tape.failing = [True] * 9
     other, inputs = made()
     run = memopt.compile(other, "1GB", backend="inductor")
     torch.testing.assert_close(trained(run, other, inputs), expected, rtol=0, atol=0)
-    assert tape.recordings == 2 and not any("CUDA graphs" in note for note in run.report.notes)
+    assert tape.captures == 2 and not any("CUDA graphs" in note for note in run.report.notes)
 
 
 def both(tape, train):
-    """What comes of training recorded, and of training as the code does it."""
+    """What comes of training captured, and of training as the code does it."""
     found = []
     for failing in (False, True):
         torch._dynamo.reset()
@@ -124,13 +124,13 @@ def assert_same(found, **tolerances):
     torch.testing.assert_close(found[0], found[1], **{"rtol": 0, "atol": 0, **tolerances})
 
 
-def test_the_code_tells_its_lines_while_it_is_recorded(tape, monkeypatch):
+def test_the_code_tells_its_lines_while_it_is_captured(tape, monkeypatch):
     told = []
-    monkeypatch.setattr(Guide, "before", lambda self, line: told.append((tape.recording, line)))
+    monkeypatch.setattr(SteeredCode, "before", lambda self, line: told.append((tape.capturing, line)))
     model, inputs = made()
     trained(memopt.compile(model, "1GB", backend="inductor"), model, inputs)
-    lines = [line for recording, line in told if recording]
-    assert lines[0] == 0 and len(lines) > 4 and not tape.recording
+    lines = [line for capturing, line in told if capturing]
+    assert lines[0] == 0 and len(lines) > 4 and not tape.capturing
     assert told and len(set(lines)) == max(lines) + 1  # forward's, and backward's after them
 
 
@@ -151,7 +151,7 @@ def test_calls_of_other_kinds_between_steps(tape):
         return losses
 
     assert_same(both(tape, train))
-    assert tape.releases >= 7 and tape.recordings >= 14
+    assert tape.releases >= 7 and tape.captures >= 14
 
 
 def test_gradients_that_add_up(tape):
@@ -191,10 +191,10 @@ def test_two_losses_at_a_time_and_one_that_is_dropped(tape):
 
 
 def test_results_that_differ_are_not_taken(tape, monkeypatch):
-    record = Tape.record
+    capture = Tape.capture
 
     def wrong(self, run, arguments):
-        replay, results = record(self, run, arguments)
+        replay, results = capture(self, run, arguments)
 
         def other():
             replay()
@@ -202,7 +202,7 @@ def test_results_that_differ_are_not_taken(tape, monkeypatch):
 
         return other, results
 
-    monkeypatch.setattr(Tape, "record", wrong)
+    monkeypatch.setattr(Tape, "capture", wrong)
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor")
     losses, *_ = trained(run, model, inputs)
@@ -213,10 +213,10 @@ def test_results_that_differ_are_not_taken(tape, monkeypatch):
     assert not any("CUDA graphs" in note for note in run.report.notes) and tape.releases == 1
 
 
-def test_a_step_that_is_no_faster_recorded_is_not(tape, monkeypatch):
+def test_a_step_that_is_no_faster_captured_is_not(tape, monkeypatch):
     grown = []  # the cache in one piece, as the step that keeps the budget was seen to need it
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: grown.append((tape.releases, size)))
-    monkeypatch.setattr(recording, "_WORTH", 0.0)
+    monkeypatch.setattr(trial, "_WORTH", 0.0)
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor")
     trained(run, model, inputs)
@@ -227,12 +227,12 @@ def test_a_step_that_is_no_faster_recorded_is_not(tape, monkeypatch):
 
 def test_a_step_whose_device_does_not_wait_is_not_tried(tape, monkeypatch):
     clock = iter(range(10**6))
-    monkeypatch.setattr(recording, "_WAITS", 0.6)
-    monkeypatch.setattr(recording.time, "perf_counter", lambda: next(clock))  # as much for the device as for its host
+    monkeypatch.setattr(trial, "_WAITS", 0.6)
+    monkeypatch.setattr(trial.time, "perf_counter", lambda: next(clock))  # as much for the device as for its host
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor")
     trained(run, model, inputs)
-    assert not tape.recordings and not any("CUDA graphs" in note for note in run.report.notes)
+    assert not tape.captures and not any("CUDA graphs" in note for note in run.report.notes)
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def asked(monkeypatch):
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["fits then", "does not"])
-def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, asked, again):
+def test_a_cuda_graph_that_lacks_memory_is_planned_for_less(tape, monkeypatch, asked, again):
     reserved = iter([_ALLOWED + 80_000, 0])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
     tape.failing = [again] * 4
@@ -258,12 +258,12 @@ def test_a_recording_that_lacks_memory_is_planned_for_less(tape, monkeypatch, as
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_recording_is_never_tried_beyond_the_limit(tape, monkeypatch, asked, waits):
+def test_a_cuda_graph_is_never_tried_beyond_the_limit(tape, monkeypatch, asked, waits):
     """It would have been expected to fit, or saves nothing that another plan would be worth."""
     reserved = iter([0] if waits else [_ALLOWED + 80_000])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
-    monkeypatch.setattr(recording, "_HOST_BOUND", 0.8 if waits else 1.1)
-    monkeypatch.setattr(recording, "lifted", None)
+    monkeypatch.setattr(trial, "_HOST_BOUND", 0.8 if waits else 1.1)
+    monkeypatch.setattr(trial, "lifted", None)
     tape.failing = [True] * 4
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor")
@@ -271,19 +271,19 @@ def test_a_recording_is_never_tried_beyond_the_limit(tape, monkeypatch, asked, w
     assert not asked and "the step is not captured: memory is short" in run.report.notes
 
 
-def test_a_recording_leaves_room_for_what_is_allocated_beside_it(tape, monkeypatch, asked):
+def test_a_cuda_graph_leaves_room_for_what_is_allocated_beside_it(tape, monkeypatch, asked):
     """It has nothing to hand back: where it takes the last bytes, the caller's own step would run out of memory."""
     reserved = iter([0, _HELD - 1, 0, _ALLOWED])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
     model, inputs = made()
     run = memopt.compile(model, "1GB", backend="inductor")
     trained(run, model, inputs)
-    lacking = recording._BESIDE + _BATCH - 1
+    lacking = trial._BESIDE + _BATCH - 1
     assert asked == [lacking + lacking // 8]
     assert any("CUDA graphs" in note for note in run.report.notes)
 
 
-def test_a_recording_leaves_room_for_the_loss_and_the_optimizer(tape, monkeypatch, asked):
+def test_a_cuda_graph_leaves_room_for_the_loss_and_the_optimizer(tape, monkeypatch, asked):
     reserved = iter([0, _ALLOWED, 0, _ALLOWED - 80_000])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
     monkeypatch.setattr(Session, "beside_graphs", _BATCH + 80_000)
@@ -295,13 +295,13 @@ def test_a_recording_leaves_room_for_the_loss_and_the_optimizer(tape, monkeypatc
 
 
 @pytest.mark.parametrize("lacking", [0, 80_000], ids=["fits", "fits with less"])
-def test_a_step_whose_blocks_lie_badly_is_recorded_before_it_is_planned_for_less(tape, monkeypatch, asked, lacking):
+def test_a_step_whose_blocks_lie_badly_is_captured_before_it_is_planned_for_less(tape, monkeypatch, asked, lacking):
     def taken(*args, held=False, **_):
         return Taken(1, 2 * 10**9, 0, retries=3 * held)
 
     monkeypatch.setattr(trial_steps, "take_step", taken)
     monkeypatch.setattr(torch, "empty", functools.partial(_little, torch.empty))
-    # Without the limit the step as it is holds more; a recording lacks some at first, or nothing.
+    # Without the limit the step as it is holds more; a CUDA graph lacks some at first, or nothing.
     reserved = iter([2 * 10**9, _ALLOWED + lacking] if lacking else [])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved, 0))
     model, inputs = made()

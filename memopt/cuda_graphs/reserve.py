@@ -1,4 +1,4 @@
-"""What to leave of a budget for a recording, before there is code: a plan that leaves nothing would be made twice."""
+"""What to leave of a budget for a CUDA graph, before there is code: a plan that leaves nothing would be made twice."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from memopt.memory.cost.table import OperatorCost
 # What generated code's host was seen to need for each kernel, from Python, in seconds; and the share of a step's time
 # from which on its device may wait: there are some more kernels than operators, and those are timed with cold caches.
 _LAUNCH, _MAY_WAIT = 25e-6, 0.5
-# Between a recording's blocks limit / _SHARE is lost: ResNet-152's lost up to 4 %, then 1 %. Segments of small blocks
+# Between a CUDA graph's blocks limit / _SHARE is lost: ResNet-152's lost up to 4 %, then 1 %. Segments of small blocks
 # take _SEGMENTS bytes, and limit / _MOST at most.
 _SHARE, _SEGMENTS, _MOST = 64, 32 * 2**20, 16
 
 
-def set_aside(costs: Iterable[OperatorCost], limit: int, inputs: int) -> int:
-    """Bytes of a limit that a recorded step takes beside its tensors, where it may be worth it; else 0.
+def reserved_bytes(costs: Iterable[OperatorCost], limit: int, inputs: int) -> int:
+    """Bytes of a limit that a captured step takes beside its tensors, where it may be worth it; else 0.
 
     Args:
         costs: of the step's kernels; those that are fused into others take no time.
         limit: the budget in bytes.
-        inputs: bytes of the caller's, which are copied to where a recording reads them.
+        inputs: bytes of the caller's, which are copied to where a CUDA graph reads them.
     """
     return inputs + limit // _SHARE + min(_SEGMENTS, limit // _MOST) if may_wait(costs) else 0
 
 
-class RecordingRoom:
-    """What is left of the budget of one model's steps for recording them.
+class CaptureReserve:
+    """What is left of the budget of one model's steps for capturing them.
 
     Attributes:
         bytes: that are left now.
         wanted: whether any are to be: not where the budget is short.
-        beside: bytes that the recorded step leaves of the budget; None where it is not recorded.
+        beside: bytes that the captured step leaves of the budget; None where it is not captured.
     """
 
     def __init__(self) -> None:
@@ -40,8 +40,8 @@ class RecordingRoom:
         self.beside: int | None = None
 
     def leave(self, costs: Iterable[OperatorCost], limit: int, inputs: int) -> None:
-        """As `set_aside`, where that is wanted."""
-        self.bytes = set_aside(costs, limit, inputs) if self.wanted else 0
+        """As `reserved_bytes`, where that is wanted."""
+        self.bytes = reserved_bytes(costs, limit, inputs) if self.wanted else 0
 
     def restore(self, size: int = 0) -> None:
         """Leave as many bytes as another plan did, or none."""
@@ -51,12 +51,12 @@ class RecordingRoom:
         """Leave something from the next plan on, or nothing."""
         self.wanted = wanted
 
-    def is_recorded(self, beside: int | None) -> None:
-        """The step is recorded and leaves so many bytes of the budget; None: it is not."""
+    def uses_cuda_graphs(self, beside: int | None) -> None:
+        """The step is captured and leaves so many bytes of the budget; None: it is not."""
         self.beside = beside
 
     def lacks(self, size: int) -> int:
-        """What is missing for so many bytes where no graph runs: a recording's memory is its own all the time."""
+        """What is missing for so many bytes where no graph runs: a CUDA graph's memory is its own all the time."""
         return 0 if self.beside is None else max(0, size - self.beside)
 
     def give_up(self) -> bool:

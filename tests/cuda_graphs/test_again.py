@@ -1,4 +1,4 @@
-"""A step that an earlier process recorded: loaded, and captured anew where there is still something in it."""
+"""A step that an earlier process captured: loaded, and captured anew where there is still something in it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import memopt
-from memopt.recording import trial as recording
-from memopt.recording.trial import Gain
+from memopt.cuda_graphs import trial
+from memopt.cuda_graphs.trial import Gain
 from memopt.step import memory_ledger, trial_steps, warm_start
 from memopt.step.trial_step import Taken, mutated
-from tests.recording.test_trial import Net, pytestmark, tape  # noqa: F401
+from tests.cuda_graphs.test_trial import Net, pytestmark, tape  # noqa: F401
 
 FASTER, SMALLER = Gain.TIME.value, Gain.MEMORY.value
 
@@ -49,13 +49,13 @@ def is_found(report):
     return "generating code" not in report.seconds
 
 
-def test_a_step_that_was_recorded_is_recorded_again(tape):  # noqa: F811
+def test_a_step_that_was_captured_is_recorded_again(tape):  # noqa: F811
     first, losses = trained(made())
-    recordings, replays = tape.recordings, tape.replays
+    captures, replays = tape.captures, tape.replays
     second, same = trained(made())
     assert not is_found(first) and is_found(second)
     assert FASTER in first.notes and FASTER in second.notes
-    assert tape.recordings == 2 * recordings and tape.replays == 2 * replays
+    assert tape.captures == 2 * captures and tape.replays == 2 * replays
     assert losses == same
     ours, theirs = (dataclasses.replace(report, seconds={}) for report in (first, second))
     assert ours == theirs
@@ -65,7 +65,7 @@ def test_a_step_that_was_recorded_is_recorded_again(tape):  # noqa: F811
 def test_where_that_is_no_gain_any_more_its_code_runs(tape, monkeypatch, why):  # noqa: F811
     losses = trained(made())[1]
     if why == "slower":
-        monkeypatch.setattr(recording, "_WORTH", 0.0)
+        monkeypatch.setattr(trial, "_WORTH", 0.0)
     else:
         tape.failing = [True] * 8
     second, same = trained(made())
@@ -78,7 +78,7 @@ def step_that_lies_badly(*args, held=False, **_):
     return Taken(1, 2 * 10**9, 0, retries=3 * held)
 
 
-def test_a_step_that_fits_only_recorded_is_found_so(tape, monkeypatch):  # noqa: F811
+def test_a_step_that_fits_only_captured_is_found_so(tape, monkeypatch):  # noqa: F811
     monkeypatch.setattr(trial_steps, "take_step", step_that_lies_badly)
     first, losses = trained(made())
     second, same = trained(made())

@@ -1,4 +1,4 @@
-"""Recorded halves of a step: the same numbers as the code's own, and the code itself where anything differs."""
+"""Captured halves of a step: the same numbers as the code's own, and the code itself where anything differs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import gc
 import pytest
 import torch
 
+from memopt.cuda_graphs.lent import seen, storage_at, view
+from memopt.cuda_graphs.pool import GraphPool
+from memopt.cuda_graphs.signature import StepSignature, signature_of
+from memopt.cuda_graphs.step import CudaGraphStep, NotCapturable
 from memopt.host.operators import ARRIVED, FETCH, LANDED, TO_HOST
-from memopt.recording.ends import Ends, ends_of
-from memopt.recording.lent import seen, storage_at, view
-from memopt.recording.pool import Pool
-from memopt.recording.step import RecordedStep, Unrecordable
-from tests.recording.tape import Tape
+from tests.cuda_graphs.tape import Tape
 
 
 class Code:
@@ -50,11 +50,11 @@ class Waiting(Code):
         return super().backward([*saved, ARRIVED(FETCH(held, tangent.device), held), tangent])
 
 
-ENDS = Ends(frozenset({0, 1}), 1, 3)
+SIGNATURE = StepSignature(frozenset({0, 1}), 1, 3)
 
 
-def step_of(code, pool=None, ends=ENDS):
-    step = RecordedStep(code.forward, code.backward, ends, pool or Pool(Tape()))
+def step_of(code, pool=None, signature=SIGNATURE):
+    step = CudaGraphStep(code.forward, code.backward, signature, pool or GraphPool(Tape()))
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -92,7 +92,7 @@ def check(run, weight, count, x, **options):
     return loss, found
 
 
-def test_what_waits_on_the_host_is_recorded_too(case):
+def test_what_waits_on_the_host_is_captured_too(case):
     weight, count, values = case
     code = Waiting()
     step, run = step_of(code)
@@ -102,7 +102,7 @@ def test_what_waits_on_the_host_is_recorded_too(case):
     assert not step.reason and step._run_backward is not None
 
 
-def test_steps_run_as_they_were_recorded_on_other_values(case):
+def test_steps_run_as_they_were_captured_on_other_values(case):
     weight, count, inputs = case
     code, (step, run) = (made := Code()), step_of(made)
     check(run, weight, count, inputs[0])
@@ -112,8 +112,8 @@ def test_steps_run_as_they_were_recorded_on_other_values(case):
     with torch.no_grad():
         weight.add_(0.25)
     check(run, weight, count, inputs[1])
-    tape = step._pool.recorder
-    assert (tape.recordings, tape.replays) == (2, 14) and count == 8
+    tape = step._pool.capturer
+    assert (tape.captures, tape.replays) == (2, 14) and count == 8
     for (loss, found), x in zip(kept, inputs, strict=True):  # what a caller keeps stays as it was
         known = expected(torch.tensor(0.7), x)
         torch.testing.assert_close((loss, *found), (known[0], 2 * known[1], 2 * known[2]), rtol=1e-6, atol=1e-6)
@@ -146,7 +146,7 @@ def test_a_loss_that_is_dropped_leaves_the_memory_to_the_next_step(case):
     gc.collect()
     assert not step._pool.busy
     check(run, weight, count, y)
-    assert step._pool.recorder.recordings == 2
+    assert step._pool.capturer.captures == 2
 
 
 def test_a_graph_that_is_kept_is_run_by_the_code_until_it_is_not(case):
@@ -164,19 +164,19 @@ def test_a_graph_that_is_kept_is_run_by_the_code_until_it_is_not(case):
     check(run, weight, count, x)
 
 
-def test_a_weight_that_lies_elsewhere_is_recorded_anew(case):
+def test_a_weight_that_lies_elsewhere_is_captured_anew(case):
     weight, count, (x, *_) = case
     step, run = step_of(Code())
     step.start()
     check(run, weight, count, x)
     weight.data = torch.tensor(0.3)
     check(run, weight, count, x)
-    assert step._pool.recorder.recordings == 4 and step._pool.recorder.releases == 1
+    assert step._pool.capturer.captures == 4 and step._pool.capturer.releases == 1
 
 
 def test_gradients_are_lent_until_the_next_step_and_what_is_held_is_copied(case):
     weight, count, (x, y, z, *_) = case
-    step, run = step_of(Code(), Pool(Tape(), lambda: [weight.grad] if weight.grad is not None else []))
+    step, run = step_of(Code(), GraphPool(Tape(), lambda: [weight.grad] if weight.grad is not None else []))
     step.start()
     run(weight, count, x).backward()
     kept, place = weight.grad, weight.grad.data_ptr()
@@ -205,28 +205,28 @@ def test_a_gradient_that_is_held_unseen_is_not_written_over(case):
     check(run, weight, count, y)
 
 
-def test_steps_that_take_turns_too_often_are_recorded_no_more(case):
+def test_steps_that_take_turns_too_often_are_captured_no_more(case):
     weight, count, (x, *_) = case
-    pool = Pool(Tape())
+    pool = GraphPool(Tape())
     (one, first), (other, second) = step_of(Code(), pool), step_of(Code(), pool)
     one.start()
     other.start()
     for _ in range(12):
         check(first, weight, count, x)
         check(second, weight, count, x)
-    assert pool.closed and pool.recorder.recordings == 2 * 9
+    assert pool.closed and pool.capturer.captures == 2 * 9
     assert count == 24
 
 
 @pytest.mark.parametrize("failing", [[True], [False, True]], ids=["forward", "backward"])
-def test_what_cannot_be_recorded_runs_as_it_is(case, failing):
+def test_what_cannot_be_captured_runs_as_it_is(case, failing):
     weight, count, (x, y, *_) = case
     step, run = step_of(Code())
-    step._pool.recorder.failing = failing
+    step._pool.capturer.failing = failing
     step.start()
     check(run, weight, count, x)
     check(run, weight, count, y)
-    assert step.reason == "CUDA out of memory." and step._pool.recorder.releases == 1
+    assert step.reason == "CUDA out of memory." and step._pool.capturer.releases == 1
     assert count == 2
 
 
@@ -240,13 +240,13 @@ def test_a_pool_is_not_given_back_under_a_backward_that_needs_it(case):
     loss.backward()
     torch.testing.assert_close(given.grad, expected(weight, x)[2])
     step._pool.release()
-    assert step._pool.recorder.releases == 1
+    assert step._pool.capturer.releases == 1
     weight.grad = None
     check(run, weight, count, x)
 
 
 class Shelf(Tape):
-    """A recorder whose copies of arguments lie in memory that stays; what holds them is seen."""
+    """A capturer whose copies of arguments lie in memory that stays; what holds them is seen."""
 
     def __init__(self):
         super().__init__()
@@ -270,16 +270,16 @@ class Forgetful(Code):
         return [(hidden * weight).sum(), weight, twice, hidden]
 
 
-def test_a_recording_lets_go_of_what_it_was_given_where_the_code_does(case):
+def test_a_cuda_graph_lets_go_of_what_it_was_given_where_the_code_does(case):
     weight, count, (x, *_) = case
     code, shelf = Forgetful(), Shelf()
     code.shelf = shelf
-    step, run = step_of(code, Pool(shelf))
+    step, run = step_of(code, GraphPool(shelf))
     step.start()
     check(run, weight, count, x)
     assert code.free[0] and all(storage.expired() for storage in shelf.held)
-    with torch.no_grad(), pytest.raises(Unrecordable, match="shares memory"):
-        step_of(Same(), Pool(Shelf()))[0]._record_forward([weight, count, x])
+    with torch.no_grad(), pytest.raises(NotCapturable, match="shares memory"):
+        step_of(Same(), GraphPool(Shelf()))[0]._capture_forward([weight, count, x])
 
 
 class Same(Code):
@@ -290,12 +290,12 @@ class Same(Code):
 
 
 def test_ends_are_known_by_the_names_of_values():
-    found = ends_of(["w", "b", "x"], ["loss", "w", "h"], ["w", "h", "tangent"], {"w", "b", "other"})
-    assert found == Ends(frozenset({0, 1}), 1, 2)
-    found = ends_of(["x", "w"], ["loss", "h"], ["h", "tangent"], {"w"}, ["x", "w", None])
-    assert found == Ends(frozenset({1}), 1, 1, (-1, 1, -1))
-    assert ends_of(["x"], ["loss"], ["tangent"], ()) == Ends(frozenset(), 1, 0)
-    assert ends_of(["w", "x"], ["h", "loss"], ["h", "tangent"], ()) is None
+    found = signature_of(["w", "b", "x"], ["loss", "w", "h"], ["w", "h", "tangent"], {"w", "b", "other"})
+    assert found == StepSignature(frozenset({0, 1}), 1, 2)
+    found = signature_of(["x", "w"], ["loss", "h"], ["h", "tangent"], {"w"}, ["x", "w", None])
+    assert found == StepSignature(frozenset({1}), 1, 1, (-1, 1, -1))
+    assert signature_of(["x"], ["loss"], ["tangent"], ()) == StepSignature(frozenset(), 1, 0)
+    assert signature_of(["w", "x"], ["h", "loss"], ["h", "tangent"], ()) is None
 
 
 class Transposed:
@@ -314,10 +314,10 @@ class Transposed:
 
 def test_gradients_lie_as_their_parameters_do():
     """Autograd keeps such a gradient as it is, and copies any other."""
-    step, run = step_of(Transposed(), ends=Ends(frozenset({0}), 1, 2, (0, -1)))
+    step, run = step_of(Transposed(), signature=StepSignature(frozenset({0}), 1, 2, (0, -1)))
     weight, x = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
     step.start()
     gradient, other = torch.autograd.grad(run(weight, x), [weight, x])
-    assert step._pool.recorder.recordings == 2
+    assert step._pool.capturer.captures == 2
     assert gradient.stride() == weight.stride() and other.stride() == (1, 3)
     torch.testing.assert_close((gradient, other), (x.detach(), weight.detach()))

@@ -1,4 +1,4 @@
-"""What a recording that began early has written over, put back where it began in vain."""
+"""What a CUDA graph that began early has written over, put back where it began in vain."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Both graphs of a training step as recordings: one launch each, where the device would wait for the host.
+"""Both graphs of a training step as CUDA graphs: one launch each, where the device would wait for the host.
 
-A recording runs the generated code's own kernels in their order, on the addresses that it was made with. What a graph
-is given is copied to where its recording reads it, which is free for others once it has been read for the last time;
-parameters and buffers are read where they lie. Forward's large
-results and gradients are lent until the next step (see `memopt.recording.lent`), small results are copied out: losses,
-which loops keep. What is saved for backward stays where it is: autograd holds it between forward and backward.
+A CUDA graph runs the generated code's own kernels in their order, on the addresses that it was captured with. What
+forward or backward is given is copied to where its CUDA graph reads it, which is free for others once it has been read
+for the last time; parameters and buffers are read where they lie. Forward's large results and gradients are lent until
+the next step (see `memopt.cuda_graphs.lent`), small results are copied out: losses, which loops keep.
+What is saved for backward stays where it is: autograd holds it between forward and backward.
 
-Whatever is not as it was when both were recorded runs as the generated code does: a weight that lies elsewhere, a
+Whatever is not as it was when both were captured runs as the generated code does: a weight that lies elsewhere, a
 second forward before the first one's backward, a backward that keeps its graph.
 
-Forward's recording may begin before the call is known to be one for it (see `memopt.recording.speculative`): what it
+Forward's CUDA graph may begin before the call is known to be one for it (see `memopt.cuda_graphs.speculative`): what it
 changes is memory that nobody needs then, the random numbers that come next, and what it writes to of the model,
 statistics of batch norms say. Numbers and statistics are put back where the call is another one; so it does not begin
 where much is written.
@@ -27,15 +27,15 @@ from typing import Any, Protocol
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from memopt.cuda_graphs.copies import copies_of, copy, lying_as, unheld
+from memopt.cuda_graphs.lent import Loan, address_of, seen, view
+from memopt.cuda_graphs.pool import GraphPool
+from memopt.cuda_graphs.results import to_lend, with_versions_of
+from memopt.cuda_graphs.rollback import Rollback, can_be_put_back
+from memopt.cuda_graphs.signature import StepSignature
+from memopt.cuda_graphs.speculative import meet
 from memopt.errors import first_line
 from memopt.memory.places import places_of, same_places
-from memopt.recording.copies import copies_of, copy, lying_as, unheld
-from memopt.recording.ends import Ends
-from memopt.recording.lent import Loan, address_of, seen, view
-from memopt.recording.pool import Pool
-from memopt.recording.results import to_lend, with_versions_of
-from memopt.recording.rollback import Rollback, can_be_put_back
-from memopt.recording.speculative import meet
 from memopt.torch_compat.backward import keeps_graph
 from memopt.torch_compat.storages import storage_id
 
@@ -44,17 +44,17 @@ Call = Callable[[list[Any]], Sequence[Any]]
 Take = Callable[[list[Any]], list[Any]]
 
 
-class Unrecordable(RuntimeError):
-    """A half cannot be recorded; the message says why."""
+class NotCapturable(RuntimeError):
+    """A graph cannot be captured; the message says why."""
 
 
-class Guide(Protocol):
-    """What leads the allocator while both graphs are recorded; see `memopt.recording.guide`."""
+class SteeredCode(Protocol):
+    """What steers the allocator while both graphs are captured; see `memopt.cuda_graphs.steered_code`."""
 
-    def led_forward(self, args: list[Any], take: Take) -> Sequence[Any]:
+    def steered_forward(self, args: list[Any], take: Take) -> Sequence[Any]:
         """Run forward on what is taken of a list of arguments, which is emptied."""
 
-    def led_backward(self, args: list[Any]) -> Sequence[Any]:
+    def steered_backward(self, args: list[Any]) -> Sequence[Any]:
         """Run backward on a list of arguments, which is emptied.
 
         Raises:
@@ -65,100 +65,100 @@ class Guide(Protocol):
         """Let go of what is held."""
 
 
-class RecordedStep:
-    """Forward and backward of one graph, recorded when they are called for the first time after `start`.
+class CudaGraphStep:
+    """Forward and backward of one graph, captured when they are called for the first time after `start`.
 
     Attributes:
-        ends: of both graphs.
-        reason: why nothing is recorded any more; empty as long as it may be.
+        signature: of both graphs.
+        reason: why nothing is captured any more; empty as long as it may be.
     """
 
     def __init__(
         self,
         forward: Call,
         backward: Call,
-        ends: Ends,
-        pool: Pool,
-        guided: Callable[[], Guide | None] = lambda: None,
+        signature: StepSignature,
+        pool: GraphPool,
+        make_steered: Callable[[], SteeredCode | None] = lambda: None,
     ) -> None:
         """Take the generated code of both graphs; each empties its list of arguments.
 
         Args:
             forward: returns the caller's results, and what it saves behind them.
             backward: takes what was saved, and tangents.
-            ends: which is which.
-            pool: where they are recorded.
-            guided: makes what runs the same code for a recording, where it is known how: once there is to be one.
+            signature: which is which.
+            pool: where they are captured.
+            make_steered: makes what runs the same code for a capture, where it is known how; called when one is due.
         """
-        self._forward, self._backward, self.ends, self._pool = forward, backward, ends, pool
-        self._guided = guided
+        self._forward, self._backward, self.signature, self._pool = forward, backward, signature, pool
+        self._make_steered = make_steered
         self._started = False
         self.reason = ""
         self._written: list[int] | None = None  # where forward writes to arguments; None: what it does stays
         self._lock = threading.RLock()
-        self._begun: list[torch.Tensor] | None = None  # what forward's recording was begun on
+        self._begun: list[torch.Tensor] | None = None  # what forward's CUDA graph was begun on
         self._took = False  # whether a call has taken what came of that
         self._drawn: Any = None  # random numbers, until then
         self.forget()
 
     @functools.cached_property
-    def guide(self) -> Any:
-        """What runs the same code for a recording; None where that is not known."""
-        return self._guided()
+    def steered(self) -> Any:
+        """What runs the same code for a CUDA graph; None where that is not known."""
+        return self._make_steered()
 
     def writes_to(self, written: Collection[int], given: Sequence[Any]) -> bool:
-        """Be told which arguments forward writes to; whether its recording may begin early, as that can be taken back.
+        """Be told which arguments forward writes to; whether its CUDA graph may begin early, as that can be taken back.
 
         Args:
             written: their positions.
             given: arguments of forward.
         """
-        known = self.ends.fixed.issuperset(written) and can_be_put_back([given[index] for index in written])
+        known = self.signature.fixed.issuperset(written) and can_be_put_back([given[index] for index in written])
         self._written = sorted(written) if known else None
         return known
 
     def start(self) -> None:
-        """Record both graphs from now on."""
+        """Capture both graphs from now on."""
         self._started = not self.reason
 
     @contextlib.contextmanager
-    def telling(self, act: Callable[[int], None]) -> Iterator[None]:
-        """Within, the code runs as it is on arguments as a recording's, and tells this of its lines."""
-        halves, guide = (self._forward, self._backward), self.guide
-        guide.noting(act)
-        self._forward = lambda args: guide.told_forward(args, functools.partial(self._taken, copy))
-        self._backward = guide.backward
+    def watching_lines(self, act: Callable[[int], None]) -> Iterator[None]:
+        """Within, the code runs as it is on arguments as a CUDA graph's, and tells this of its lines."""
+        halves, steered = (self._forward, self._backward), self.steered
+        steered.watch_lines(act)
+        self._forward = lambda args: steered.forward_by_lines(args, functools.partial(self._taken, copy))
+        self._backward = steered.backward
         try:
             yield
         finally:
             self._forward, self._backward = halves
-            self.guide.noting(None)
+            self.steered.watch_lines(None)
 
     def renew(self) -> None:
-        """Let it be recorded after all, once `start` is called."""
+        """Let it be captured after all, once `start` is called."""
         self._started, self.reason = False, ""
         self.forget()
 
     def stop(self, reason: str) -> None:
-        """Record nothing any more, and forget what was recorded."""
+        """Capture nothing any more, and forget what was captured."""
         self._started, self.reason = False, reason
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was recorded; the next step is recorded anew."""
+        """Forget what was captured; the next step is captured anew."""
         self._take_back()
-        guide = vars(self).get("guide")  # not made to be stopped
-        if guide is not None:
-            guide.stop()
-        self._inputs: list[Any] = []  # in the recordings' memory, seen without holding it, but for what is fixed
+        steered = vars(self).get("steered")  # not made to be stopped
+        if steered is not None:
+            steered.stop()
+        self._inputs: list[Any] = []  # in the CUDA graphs' memory, seen without holding it, but for what is fixed
         self._kept: list[int] = []  # which of them are read where they lie
         self._copied: list[int] = []  # the others
         self._places: list[int] = []
         self._run_forward: Callable[[], None] | None = None
         self._run_backward: Callable[[], None] | None = None
-        self._returned: list[Any] = []  # what forward's recording leaves, seen without holding its memory
-        self._held: list[Any] = []  # the same, holding it, until backward is recorded
-        self._own: list[int] = []  # which of what is saved lies in the recordings' memory
+        self._returned: list[Any] = []  # what forward's CUDA graph leaves, seen without holding its memory
+        self._held: list[Any] = []  # the same, holding it, until backward is captured
+        self._own: list[int] = []  # which of what is saved lies in the CUDA graphs' memory
         self._own_places: list[int] = []
         self._tangents: list[Any] = []
         self._gradients: list[Any] = []
@@ -181,7 +181,7 @@ class RecordedStep:
                     self._pool.release()  # the code needs the memory
                     return self._forward(given)
                 self._run_on([given[index] for index in self._copied])
-            first = self.ends.results
+            first = self.signature.results
             results, large = self._returned[:first], to_lend(self._returned[:first], self._returned[first:], self._own)
             loan = Loan((self._run_forward, self._run_backward))
             lent = dict(zip(large, loan.lend([results[place] for place in large]), strict=True))
@@ -193,35 +193,35 @@ class RecordedStep:
             return [*(lent.get(place, value) for place, value in enumerate(small)), *saved]
 
     def _run_on(self, copied: Sequence[Any]) -> None:
-        """Run forward's recording on what it copies."""
+        """Run forward's CUDA graph on what it copies."""
         assert self._run_forward is not None
-        self._pool.recorder.enter()
+        self._pool.capturer.enter()
         for index, value in zip(self._copied, copied, strict=True):
             if isinstance(value, torch.Tensor):
                 self._inputs[index].copy_(value)
         self._run_forward()
 
     def _prepared(self, given: Sequence[Any]) -> bool:
-        """Whether there is a recording for these arguments, or one was made now."""
+        """Whether there is a CUDA graph for these arguments, or one was made now."""
         if not self._started or not self._pool.claim(
             self, anew=self._run_forward is not None and not self._alike(given)
         ):
             return False
         if self._run_forward is None:
             try:
-                self._record_forward(given)
+                self._capture_forward(given)
             except RuntimeError as error:
                 self.stop(first_line(error))
         return self._run_forward is not None
 
-    def _record_forward(self, given: Sequence[Any]) -> None:
-        self._kept = [index for index in sorted(self.ends.fixed) if isinstance(given[index], torch.Tensor)]
+    def _capture_forward(self, given: Sequence[Any]) -> None:
+        self._kept = [index for index in sorted(self.signature.fixed) if isinstance(given[index], torch.Tensor)]
         self._places = places_of(list(given))
-        self._copied = [index for index in range(len(given)) if index not in self.ends.fixed]
+        self._copied = [index for index in range(len(given)) if index not in self.signature.fixed]
         copies: dict[int, StorageWeakRef] = {}  # whose memory is free for results, once it is let go of
 
         def take(args: list[Any]) -> list[Any]:
-            taken = self._taken(self._pool.recorder.blank, args)
+            taken = self._taken(self._pool.capturer.blank, args)
             for value in (taken[index] for index in self._copied):
                 if isinstance(value, torch.Tensor):
                     copies[storage_id(value)] = seen(value.untyped_storage())
@@ -229,32 +229,32 @@ class RecordedStep:
             return taken
 
         def code(args: list[Any]) -> Sequence[Any]:
-            return self._forward(take(args)) if self.guide is None else self.guide.led_forward(args, take)
+            return self._forward(take(args)) if self.steered is None else self.steered.steered_forward(args, take)
 
-        self._pool.recorder.begin()
-        run, results = self._pool.recorder.record(code, list(given))
+        self._pool.capturer.begin()
+        run, results = self._pool.capturer.capture(code, list(given))
         known = {address_of(given[index]) for index in self._kept}
-        for value in results[: self.ends.results]:
+        for value in results[: self.signature.results]:
             if isinstance(value, torch.Tensor) and (address_of(value) in known or storage_id(value) in copies):
-                raise Unrecordable("a result of forward shares memory with an input")
-        # What waits on the host for backward stays where it is: the recording writes there each time.
+                raise NotCapturable("a result of forward shares memory with an input")
+        # What waits on the host for backward stays where it is: the CUDA graph writes there each time.
         known |= {address_of(value) for value in results if isinstance(value, torch.Tensor) and value.is_pinned()}
         self._returned = unheld(results, known)
         self._run_forward = run
-        # As long as a step's own results are: backward's recording may not take their memory before it is let go of.
+        # As long as a step's own results are: backward's CUDA graph may not take their memory before it is let go of.
         self._held = list(results)
-        saved = self._returned[self.ends.results :]
+        saved = self._returned[self.signature.results :]
         self._own = [i for i, v in enumerate(saved) if isinstance(v, torch.Tensor) and address_of(v) not in known]
         self._own_places = [saved[index].data_ptr() for index in self._own]
         self._overwritten = Rollback([self._inputs[index] for index in self._written or ()])
-        fixed = {id(self._inputs[index]): index for index in self.ends.fixed}
+        fixed = {id(self._inputs[index]): index for index in self.signature.fixed}
         for index, value in enumerate(self._returned):  # weights are handed on as they come
             if id(value) in fixed:
                 self._returned[index] = _Argument(fixed[id(value)])
 
     def _taken(self, make: Callable[[torch.Tensor], torch.Tensor], args: list[Any]) -> list[Any]:
         """Arguments of forward, those that are not read where they lie made anew; the list is emptied."""
-        fixed = self.ends.fixed
+        fixed = self.signature.fixed
         taken = [
             make(value) if index not in fixed and isinstance(value, torch.Tensor) else value
             for index, value in enumerate(args)
@@ -263,7 +263,7 @@ class RecordedStep:
         return taken
 
     def _alike(self, given: Sequence[Any]) -> bool:
-        """Whether the arguments are as those that forward was recorded with, but for the values of what is copied."""
+        """Whether the arguments are as those that forward was captured with, but for the values of what is copied."""
         # Hundreds are read where they lie, before the device has work.
         return same_places(list(given), self._places, self._kept) and self._may_copy(
             [given[index] for index in self._copied]
@@ -282,7 +282,7 @@ class RecordedStep:
     # -- forward before it is called -------------------------------------------------------------------------------
 
     def begin(self, given: Sequence[torch.Tensor]) -> bool:
-        """Run forward's recording on the caller's tensors, of which it takes copies; whether that was done.
+        """Run forward's CUDA graph on the caller's tensors, of which it takes copies; whether that was done.
 
         So it is only where all that it reads lies where it lay, and what it writes over is nobody's.
         """
@@ -292,9 +292,9 @@ class RecordedStep:
         if not alike or not self._may_copy(given) or not self._pool.is_free_for(self):
             self._lock.release()
             return False
-        self._drawn = self._pool.recorder.drawn()
+        self._drawn = self._pool.capturer.drawn()
         with torch.no_grad():
-            self._pool.recorder.enter()
+            self._pool.capturer.enter()
             self._overwritten.keep()
             self._run_on(given)
         self._begun, self._took = list(given), False
@@ -309,9 +309,9 @@ class RecordedStep:
     def _take_back(self) -> None:
         if self._begun is not None:
             self._begun = None
-            self._pool.recorder.enter()
+            self._pool.capturer.enter()
             self._overwritten.put_back()
-            self._pool.recorder.draw_from(self._drawn)
+            self._pool.capturer.draw_from(self._drawn)
 
     def _is_begun_on(self, given: Sequence[Any]) -> bool:
         """Whether what was begun is what a call with these arguments needs; it is taken back where not."""
@@ -328,7 +328,7 @@ class RecordedStep:
         """What is handed to autograd beside lent results; a tensor of it that lives as long as autograd holds it."""
         saved = [
             given[value.index] if isinstance(value, _Argument) else value
-            for value in self._returned[self.ends.results :]
+            for value in self._returned[self.signature.results :]
         ]
         alone = with_versions_of(lent.values(), saved, self._own)
         if not alone:
@@ -343,7 +343,7 @@ class RecordedStep:
         """Run backward on a list of arguments, which is emptied."""
         given = list(args)
         args.clear()
-        if not self._is_of_recording(given):
+        if not self._is_of_graph(given):
             return self._backward(given)
         if keeps_graph():  # it runs beside what is saved, and leaves that as it is
             return self._backward(given)
@@ -351,15 +351,15 @@ class RecordedStep:
             raise RuntimeError("what backward needs was used up by the backward of the same step, or of a later one")
         if self._run_backward is None:
             try:
-                self._record_backward(given[self.ends.saved :])
+                self._capture_backward(given[self.signature.saved :])
             except RuntimeError as error:
                 reason = first_line(error)
-                results = self._backward(given)  # forward's recording keeps what it has saved until then
+                results = self._backward(given)  # forward's CUDA graph keeps what it has saved until then
                 self._pool.end()
                 self.stop(reason)
                 return results
-        self._pool.recorder.enter()
-        tangents = given[self.ends.saved :]
+        self._pool.capturer.enter()
+        tangents = given[self.signature.saved :]
         for kept, value in zip(self._tangents, tangents, strict=True):
             if isinstance(value, torch.Tensor):
                 kept.copy_(value)
@@ -370,8 +370,8 @@ class RecordedStep:
         self._pool.lent(loan)
         return loan.lend(self._gradients)
 
-    def _is_of_recording(self, given: Sequence[Any]) -> bool:
-        """Whether backward was called on what forward's recording has saved."""
+    def _is_of_graph(self, given: Sequence[Any]) -> bool:
+        """Whether backward was called on what forward's CUDA graph has saved."""
         if self._run_forward is None or not self._own:
             return False
         values = [given[index] for index in self._own]
@@ -379,17 +379,17 @@ class RecordedStep:
             value.data_ptr() for value in values
         ]
 
-    def _record_backward(self, tangents: Sequence[Any]) -> None:
+    def _capture_backward(self, tangents: Sequence[Any]) -> None:
         self._tangents = [copy(value) if isinstance(value, torch.Tensor) else value for value in tangents]
-        arguments = [*self._held[self.ends.results :], *self._tangents]
-        self._held[self.ends.results :] = ()  # what is saved is free where the code lets go of it
-        code = self._backward if self.guide is None else self.guide.led_backward
-        parameters = [self._inputs[index] if index >= 0 else None for index in self.ends.gradient_of]
-        recorded, results = self._pool.recorder.record(lambda args: lying_as(code(args), parameters), arguments)
+        arguments = [*self._held[self.signature.results :], *self._tangents]
+        self._held[self.signature.results :] = ()  # what is saved is free where the code lets go of it
+        code = self._backward if self.steered is None else self.steered.steered_backward
+        parameters = [self._inputs[index] if index >= 0 else None for index in self.signature.gradient_of]
+        captured, results = self._pool.capturer.capture(lambda args: lying_as(code(args), parameters), arguments)
         self._held = []
-        self._pool.recorder.end()
+        self._pool.capturer.end()
         self._gradients = unheld(results, ())
-        self._run_backward = recorded
+        self._run_backward = captured
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A recorded step's forward begun before the call is known to be one for it: the same numbers, taken or in vain."""
+"""A captured step's forward begun before the call is known to be one for it: the same numbers, taken or in vain."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.recording.rollback import _MOST
-from memopt.recording.step import RecordedStep
-from tests.recording.test_trial import pytestmark, tape  # noqa: F401
+from memopt.cuda_graphs.rollback import _MOST
+from memopt.cuda_graphs.step import CudaGraphStep
+from tests.cuda_graphs.test_trial import pytestmark, tape  # noqa: F401
 
 
 class Net(nn.Module):
@@ -52,14 +52,14 @@ class Filling(Net):
 @pytest.fixture
 def begun(monkeypatch):
     """Of each call that was to begin early whether it did, and of each that did whether that was taken."""
-    found, begin, end = [], RecordedStep.begin, RecordedStep.end
-    monkeypatch.setattr(RecordedStep, "begin", lambda self, given: found.append(begin(self, given)) or found[-1])
+    found, begin, end = [], CudaGraphStep.begin, CudaGraphStep.end
+    monkeypatch.setattr(CudaGraphStep, "begin", lambda self, given: found.append(begin(self, given)) or found[-1])
 
     def ended(self):
         found[-1] = "taken" if end(self) else "in vain"
         return found[-1] == "taken"
 
-    monkeypatch.setattr(RecordedStep, "end", ended)
+    monkeypatch.setattr(CudaGraphStep, "end", ended)
     return found
 
 
@@ -93,7 +93,7 @@ def twice(act, begun, kind=Net):
 
     ours, what = seen()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RecordedStep, "begin", lambda self, given: False)
+        patch.setattr(CudaGraphStep, "begin", lambda self, given: False)
         theirs, _ = seen()
     assert len(ours) == len(theirs) and all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     return what

@@ -1,4 +1,4 @@
-"""Leads the allocator while a step is recorded, so that its blocks lie as they were packed."""
+"""Steers the allocator while a step is captured, so that its blocks lie as they were packed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from memopt.cuda_graphs.step import Call, Take
 from memopt.memory.allocator import own_segment
-from memopt.recording.step import Call, Take
 from memopt.solve.placement import Placement
 from memopt.solve.steering import Misplaced, Steering
 
@@ -32,7 +32,7 @@ class CudaMemory:
         torch.cuda.caching_allocator_delete(address)  # type: ignore[no-untyped-call]
 
 
-class Guide:
+class SteeredCode:
     """Both graphs of a step as code that tells its lines, and what is done before each."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Guide:
         self._act: Callable[[int], None] | None = None
         self._steering: Steering | None = None
 
-    def leads(self, forward: Call, backward: Call) -> None:
+    def set_code(self, forward: Call, backward: Call) -> None:
         """These are forward and backward graph."""
         self.forward, self.backward = forward, backward
 
@@ -53,29 +53,29 @@ class Guide:
         if self._act is not None:
             self._act(line)
 
-    def noting(self, act: Callable[[int], None] | None) -> None:
+    def watch_lines(self, act: Callable[[int], None] | None) -> None:
         """Do this before lines."""
         self._act = act
 
-    def told_forward(self, args: list[Any], take: Take) -> Sequence[Any]:
+    def forward_by_lines(self, args: list[Any], take: Take) -> Sequence[Any]:
         """Run forward on what is taken of its arguments."""
         assert self.forward is not None
         self.before(_TAKEN)
         return self.forward(take(args))
 
-    def led_forward(self, args: list[Any], take: Take) -> Sequence[Any]:
-        """Run it likewise, led."""
+    def steered_forward(self, args: list[Any], take: Take) -> Sequence[Any]:
+        """Run it likewise, steered."""
         self.stop()
         if self.placement is None:
-            return self.told_forward(args, take)
+            return self.forward_by_lines(args, take)
         with own_segment():  # the arena; blocks of segments that grow are cut however little is left
             self._steering = Steering(self.placement, self.memory)
             self._steering.begin()
             self._act = self._lead
-            return self.told_forward(args, take)
+            return self.forward_by_lines(args, take)
 
-    def led_backward(self, args: list[Any]) -> Sequence[Any]:
-        """Run backward, led as forward was."""
+    def steered_backward(self, args: list[Any]) -> Sequence[Any]:
+        """Run backward, steered as forward was."""
         assert self.backward is not None
         try:
             with own_segment() if self._steering is not None else contextlib.nullcontext():
@@ -94,5 +94,5 @@ class Guide:
         try:
             self._steering.before(line)
         except (Misplaced, torch.OutOfMemoryError) as error:
-            log.info("blocks are not led any further: %s", error)
+            log.info("blocks are not steered any further: %s", error)
             self.stop()

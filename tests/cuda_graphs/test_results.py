@@ -1,4 +1,4 @@
-"""Large results of a recorded forward: lent until the next step, and seen by autograd where they are written to."""
+"""Large results of a captured forward: lent until the next step, and seen by autograd where they are written to."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from memopt.recording import results
-from memopt.recording.ends import Ends
-from memopt.recording.pool import Pool
-from memopt.recording.step import RecordedStep
-from tests.recording.tape import Tape
+from memopt.cuda_graphs import results
+from memopt.cuda_graphs.pool import GraphPool
+from memopt.cuda_graphs.signature import StepSignature
+from memopt.cuda_graphs.step import CudaGraphStep
+from tests.cuda_graphs.tape import Tape
 
 
 class Code:
@@ -35,7 +35,7 @@ class Code:
 def called(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(results, "_LARGE", 64)
     code = Code()
-    step = RecordedStep(code.forward, code.backward, Ends(frozenset({0}), 2, 4), Pool(Tape()))
+    step = CudaGraphStep(code.forward, code.backward, StepSignature(frozenset({0}), 2, 4), GraphPool(Tape()))
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -87,7 +87,7 @@ def test_a_write_to_a_result_that_is_saved_is_seen(called: Any) -> None:
         del loss, logits
 
 
-def test_a_part_of_a_result_that_is_held_unseen_ends_the_recording(called: Any) -> None:
+def test_a_part_of_a_result_that_is_held_unseen_ends_the_cuda_graph(called: Any) -> None:
     step, run = called
     loss, logits = run(WEIGHT, X)
     part, before = logits.detach()[3:5], (X * WEIGHT.detach())[3:5].clone()

@@ -9,31 +9,31 @@ from typing import Any
 import torch
 
 from memopt.backends.cuda_graph import capturing, leave_capture, new_graph
+from memopt.cuda_graphs.copies import like
+from memopt.cuda_graphs.step import Call, NotCapturable
 from memopt.errors import first_line
-from memopt.recording.copies import like
-from memopt.recording.step import Call, Unrecordable
 from memopt.torch_compat.cuda_memory import free_workspaces
 
 log = logging.getLogger("memopt")
 
 
-class CudaRecorder:
-    """Records on the current stream of the current device; see `memopt.recording.pool.Recorder`."""
+class CudaGraphCapturer:
+    """Captures on the current stream of the current device; see `memopt.cuda_graphs.pool.GraphCapturer`."""
 
     def __init__(self) -> None:
-        """The pool is there with the first recording."""
+        """The pool is there with the first CUDA graph."""
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None  # of the latest use
 
-    def record(self, run: Call, arguments: list[Any]) -> tuple[Callable[[], None], Sequence[Any]]:
+    def capture(self, run: Call, arguments: list[Any]) -> tuple[Callable[[], None], Sequence[Any]]:
         """Capture a function of a list of arguments, which is emptied, as a CUDA graph in the pool.
 
         Raises:
-            Unrecordable: it waits for the device, takes or returns what is elsewhere, or memory is short.
+            NotCapturable: it waits for the device, takes or returns what is elsewhere, or memory is short.
         """
         given = [value for value in arguments if isinstance(value, torch.Tensor)]
         if not all(value.is_cuda or value.is_pinned() for value in given):  # a float that a schedule sets is one
-            raise Unrecordable("an argument is on the host: its value would be the same in every replay")
+            raise NotCapturable("an argument is on the host: its value would be the same in every replay")
         del given
         pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph, stream = new_graph(), torch.cuda.current_stream()
@@ -53,7 +53,7 @@ class CudaRecorder:
             reason = "a result is not on the device"
         if reason:
             log.info("a graph is not captured: %s", reason)
-            raise Unrecordable(reason)
+            raise NotCapturable(reason)
 
         return graph.replay, results
 
@@ -85,7 +85,7 @@ class CudaRecorder:
         free_workspaces()
 
     def release(self) -> None:
-        """Give the pool back, once nothing holds a recording."""
+        """Give the pool back, once nothing holds a CUDA graph."""
         self.end()
         self._pool = self._stream = None
         torch.cuda.empty_cache()

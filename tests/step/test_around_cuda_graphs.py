@@ -1,4 +1,4 @@
-"""Outputs in a recording's memory: where they are gone, nothing is free for the rest of the loop."""
+"""Outputs in a CUDA graph's memory: where they are gone, nothing is free for the rest of the loop."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from memopt.recording.lent import address_of, storage_at, view
+from memopt.cuda_graphs.lent import address_of, storage_at, view
 
 
 def unheld(values: Sequence[Any], but: Collection[int]) -> list[Any]:
     """Tensors on the same memory, which they do not hold, but for those at some addresses.
 
-    A recording writes there, and reads, as it did.
+    A CUDA graph writes there, and reads, as it did.
     """
     storages: dict[int, Any] = {}
     return [

@@ -2,7 +2,7 @@
 
 import torch
 
-from memopt.recording.rollback import _MOST, Rollback, can_be_put_back
+from memopt.cuda_graphs.rollback import _MOST, Rollback, can_be_put_back
 
 
 def test_all_kinds_of_tensors_hold_again_what_they_held_and_nobody_sees_that():

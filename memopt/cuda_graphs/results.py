@@ -1,4 +1,4 @@
-"""Large results of a recorded forward, which are lent to the caller rather than copied."""
+"""Large results of a captured forward, which are lent to the caller rather than copied."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from memopt.recording.lent import address_of
+from memopt.cuda_graphs.lent import address_of
 
 # Bytes from which a result is lent. Smaller ones are copied: a loop keeps its losses, and a loan that is held beyond
-# the next step ends the recording.
+# the next step ends the CUDA graph.
 _LARGE = 2**20
 
 
@@ -18,9 +18,9 @@ def to_lend(results: Sequence[Any], saved: Sequence[Any], own: Sequence[int]) ->
     """Positions of the results that are lent.
 
     Args:
-        results: of forward, in the recording's memory.
+        results: of forward, in the CUDA graph's memory.
         saved: what forward saves.
-        own: positions of those in the recording's memory. One of them at least must be no result: by its end it is seen
+        own: positions of those in the CUDA graph's memory. At least one must be no result: its end shows
             that autograd holds nothing any more.
     """
     large = [place for place, value in enumerate(results) if _is_large(value)]
@@ -34,7 +34,7 @@ def with_versions_of(lent: Iterable[torch.Tensor], saved: list[Any], own: Iterab
     Args:
         lent: the results.
         saved: what is saved, changed in place.
-        own: positions of those in the recording's memory.
+        own: positions of those in the CUDA graph's memory.
 
     Returns:
         Positions of the others of these.

@@ -1,4 +1,4 @@
-"""What is at the ends of a step's forward and backward graph, which are recorded one after the other."""
+"""What is at the ends of a step's forward and backward graph, which are captured one after the other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
-class Ends:
+class StepSignature:
     """What is at the ends of a step's forward and backward graph.
 
     Attributes:
@@ -23,13 +23,13 @@ class Ends:
     gradient_of: tuple[int, ...] = ()
 
 
-def ends_of(
+def signature_of(
     inputs: Sequence[str],
     outputs: Sequence[str | None],
     given: Sequence[str],
     fixed: Collection[str],
     gradient_of: Sequence[str | None] = (),
-) -> Ends | None:
+) -> StepSignature | None:
     """The ends of both graphs, by names of values; None where backward takes what forward does not pass on last.
 
     Args:
@@ -46,4 +46,4 @@ def ends_of(
         return None
     places = {name: index for index, name in enumerate(inputs) if name in fixed}
     of = tuple(-1 if name is None else places.get(name, -1) for name in gradient_of)
-    return Ends(frozenset(places.values()), first, saved, of)
+    return StepSignature(frozenset(places.values()), first, saved, of)

@@ -1,6 +1,6 @@
-"""Whether a training step is recorded: it is tried beside its own code, and taken where that leaves the host behind.
+"""Whether a training step is captured: it is tried beside its own code, and taken where that leaves the host behind.
 
-A recording takes memory of its own beside what the caller gets of it, so that the step may have to be planned for less.
+A CUDA graph takes memory of its own beside what the caller gets of it: the step may have to be planned for less.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch
 from memopt.common.garbage import collect_all
 from memopt.common.phases import phase
 from memopt.common.progress import stage
+from memopt.cuda_graphs.pool import GraphPool
+from memopt.cuda_graphs.step import CudaGraphStep
 from memopt.graph.synthesis import same_random_state
 from memopt.memory.allocator import settled_bytes, slack_bytes
 from memopt.memory.allocator_limit import held_bytes, lifted
 from memopt.memory.requests import Requests
-from memopt.recording.pool import Pool
-from memopt.recording.step import RecordedStep
 from memopt.solve.placement import most_bytes
 from memopt.step.trial_step import results_of
 from memopt.torch_compat.cuda_memory import free_workspaces
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("memopt")
 
-# A recorded step is taken where it takes less than this share of the other's time, which grows where others use the
+# A captured step is taken where it takes less than this share of the other's time, which grows where others use the
 # host; one that needs another plan, where it takes less than that share; and one without which the step would be
 # planned for less, less than that.
 _WORTH, _WORTH_A_PLAN, _INSTEAD_OF_A_PLAN = 1.0, 0.9, 1.05
@@ -45,36 +45,36 @@ _WORTH, _WORTH_A_PLAN, _INSTEAD_OF_A_PLAN = 1.0, 0.9, 1.05
 _EARLY = 1.01
 # Where all is launched in less than this share of a step, its trial would take longer than it could save.
 _WAITS = 0.1
-# Where launching takes more than this share of a step, a recording that has no room is worth another plan.
+# Where launching takes more than this share of a step, a CUDA graph that has no room is worth another plan.
 _HOST_BOUND = 0.8
 IMPOSSIBLE, NO_NEED = "it cannot be", "the device does not wait for its host"
 _SHORT = "memory is short"
-# Bytes of the limit that a recording leaves. What a step allocates beside it comes in segments of 2 MiB where it is
-# small, one for each stream, and a recording has nothing that it could hand back for them.
+# Bytes of the limit that a CUDA graph leaves. What a step allocates beside it comes in segments of 2 MiB where it is
+# small, one for each stream, and a CUDA graph has nothing that it could hand back for them.
 _BESIDE = 2 * 2**21
-# Steps by which both are judged; before them one that sets things up. Recorded ones are taken up to so many times, as
+# Steps by which both are judged; before them one that sets things up. Captured ones are taken up to so many times, as
 # long as they seem no faster: other processes may use the device meanwhile.
 _STEPS, _TIMES = 3, 3
-# Kernels that do not repeat themselves differ from one step to the next; a recording may differ by so many times that.
+# Kernels that do not repeat themselves differ from one step to the next; a CUDA graph may differ by so many times that.
 _UNSTEADY = 4.0
 
 
 class Gain(enum.Enum):
-    """Why a step is recorded, as reports say it."""
+    """Why a step is captured, as reports say it."""
 
     TIME = "forward and backward of the step are captured as CUDA graphs, which was faster, or as fast to 1 %"
     MEMORY = "forward and backward of the step are captured as CUDA graphs, which takes less memory"
 
 
 @dataclasses.dataclass(frozen=True)
-class Tried:
+class CaptureTrial:
     """What came of a trial.
 
     Attributes:
         reason: why the step is not captured; empty where it is.
         missing_bytes: what it would take beyond the limit, where that is the reason; else 0.
-        reserved_bytes: the most that the allocator held in steps of the recording, where it is taken.
-        expected_bytes: what was expected of that, before there was a recording; 0 where its blocks are not led.
+        reserved_bytes: the most that the allocator held in steps of the CUDA graph, where it is taken.
+        expected_bytes: what was expected of that, before there was a CUDA graph; 0 where its blocks are not steered.
     """
 
     reason: str = ""
@@ -102,29 +102,29 @@ class _Run:
         )
 
 
-def try_recording(
+def try_capture(
     session: Session,
-    step: RecordedStep,
-    pool: Pool,
+    step: CudaGraphStep,
+    pool: GraphPool,
     run: Callable[..., Any],
     given: Sequence[Any],
     written: Collection[int],
     *,
     beyond_limit: bool = False,
-) -> Tried:
-    """Take steps as they are and recorded, within the limit; leave the step recorded where it is faster, and the same.
+) -> CaptureTrial:
+    """Take steps as they are and captured, within the limit; leave the step captured where it is faster, and the same.
 
     Nothing of the caller's changes: what the step writes to is put back.
 
     Args:
         session: whose step it is.
         step: the halves of `run`.
-        pool: where they are recorded.
+        pool: where they are captured.
         run: the compiled graph.
         given: its arguments.
         written: positions of those that it writes to.
         beyond_limit: whether the step as it is has no room within the limit, for how its blocks come to lie; then a
-            recorded one is taken where it has, and is not much slower.
+            captured one is taken where it has, and is not much slower.
     """
     device = session.resident.device
     early = _EARLY if step.writes_to(written, given) else 1.0
@@ -133,52 +133,52 @@ def try_recording(
     take = functools.partial(_taken, run, given, written, device)
 
     stage("capturing the step as CUDA graphs")
-    with phase("recording steps"), no_fake_mode(), out_of_trace():
+    with phase("capturing steps"), no_fake_mode(), out_of_trace():
         with lifted(device) if beyond_limit else contextlib.nullcontext():
             plain = take()
             if plain is None:
-                return Tried(_SHORT)
+                return CaptureTrial(_SHORT)
             if not beyond_limit and min(plain.host_seconds) < _WAITS * min(plain.seconds):
                 return _given_up(step, pool, NO_NEED)
             beside = _BESIDE + session.resident.coming + session.beside_graphs
             allowed = max(0, (held_bytes(device) or 0) - beside)
             _learn(step, pool, run, given, written, device, allowed)
-        recorded, expected, unled = None, _led_bytes(step, device), plain.reserved_bytes + _copied_bytes(given)
+        captured, expected, unsteered = None, _steered_bytes(step, device), plain.reserved_bytes + _copied_bytes(given)
         # Else a capture would run out of memory.
-        if min(expected or unled, unled) <= allowed:
+        if min(expected or unsteered, unsteered) <= allowed:
             step.start()
-            recorded = _recorded(step, plain, worth, take)
+            captured = _captured(step, plain, worth, take)
             if step.reason and "out of memory" not in step.reason:
                 return _given_up(step, pool, step.reason)
-            if recorded is None or step.reason:
-                recorded = None
+            if captured is None or step.reason:
+                captured = None
                 step.renew()
                 pool.release()
-        if recorded is None and not beyond_limit:
+        if captured is None and not beyond_limit:
             # It is not tried beyond the limit: another plan is worth a try where the device waits for its host.
             waits = min(plain.host_seconds) > _HOST_BOUND * min(plain.seconds)
-            missing = max(0, min(expected or unled, unled) - allowed) if waits else 0
+            missing = max(0, min(expected or unsteered, unsteered) - allowed) if waits else 0
             return dataclasses.replace(_given_up(step, pool, _SHORT), missing_bytes=missing)
-        if recorded is None:
+        if captured is None:
             step.start()
             with lifted(device):  # the step itself has no room within it, for how its blocks come to lie
-                recorded = _recorded(step, plain, worth_a_plan, take)
-            if recorded is None or step.reason:
+                captured = _captured(step, plain, worth_a_plan, take)
+            if captured is None or step.reason:
                 return _given_up(step, pool, step.reason or _SHORT)
-        over = recorded.reserved_bytes - allowed
-        found = _judged(plain, recorded, worth if over <= 0 else worth_a_plan)
+        over = captured.reserved_bytes - allowed
+        found = _judged(plain, captured, worth if over <= 0 else worth_a_plan)
         if found:
             return _given_up(step, pool, found)
         if over > 0:
             _given_up(step, pool, _SHORT)
-            return Tried(_SHORT, over)
+            return CaptureTrial(_SHORT, over)
         session.holds_beyond(_beyond(session, run, given, written, device))
-        return Tried(reserved_bytes=recorded.reserved_bytes, expected_bytes=expected)
+        return CaptureTrial(reserved_bytes=captured.reserved_bytes, expected_bytes=expected)
 
 
 def _learn(
-    step: RecordedStep,
-    pool: Pool,
+    step: CudaGraphStep,
+    pool: GraphPool,
     run: Callable[..., Any],
     given: Sequence[Any],
     written: Collection[int],
@@ -186,50 +186,50 @@ def _learn(
     allowed: int,
 ) -> None:
     """Learn what the step asks the allocator for, and pack it into what may be held, where its code tells its lines."""
-    guide = step.guide
-    if guide is None or device.type != "cuda":
+    steered = step.steered
+    if steered is None or device.type != "cuda":
         return
     requests = Requests(device)
-    free_workspaces()  # they are asked for within, as in a recording
+    free_workspaces()  # they are asked for within, as in a CUDA graph
     short = contextlib.suppress(torch.OutOfMemoryError, MemoryError)
-    with short, phase("trial steps"), requests.noting(), step.telling(requests.before):
+    with short, phase("trial steps"), requests.noting(), step.watching_lines(requests.before):
         _step(run, given, written, device)
     if requests.blocks:
         beside = settled_bytes(device) + most_bytes(requests.blocks, small=True)
         room = max(0, allowed - beside - slack_bytes(allowed, device))
-        found = guide.placement = pool.placements.place(requests.blocks, room)
+        found = steered.placement = pool.placements.place(requests.blocks, room)
         used = most_bytes(requests.blocks)
         if found is None:
-            log.info("blocks of a recording, %d bytes at once, are not led: some are mistaken for others", used)
+            log.info("blocks of a CUDA graph, %d bytes at once, are not steered: some are mistaken for others", used)
         else:
-            log.info("blocks of a recording, %d bytes at once, are led in %d", used, found.arena_bytes)
+            log.info("blocks of a CUDA graph, %d bytes at once, are steered in %d", used, found.arena_bytes)
 
 
-def _led_bytes(step: RecordedStep, device: torch.device) -> int:
-    """What the allocator will hold where a recording's blocks are led, in its memory and beside it; 0 where not."""
-    placement = step.guide.placement if step.guide is not None else None
+def _steered_bytes(step: CudaGraphStep, device: torch.device) -> int:
+    """What the allocator holds where a CUDA graph's blocks are steered, in its memory and beside it; 0 where not."""
+    placement = step.steered.placement if step.steered is not None else None
     if placement is None:
         return 0
     small = most_bytes(placement.blocks, small=True)
     return settled_bytes(device) + int(placement.arena_bytes) + small
 
 
-def _given_up(step: RecordedStep, pool: Pool, reason: str) -> Tried:
+def _given_up(step: CudaGraphStep, pool: GraphPool, reason: str) -> CaptureTrial:
     step.stop(reason)
     pool.release()
-    collect_all()  # of what a recording leaves in cycles, its memory is held by the allocator
+    collect_all()  # of what a CUDA graph leaves in cycles, its memory is held by the allocator
     torch.cuda.empty_cache()
     log.info("the step is not captured: %s", reason)
-    return Tried(reason)
+    return CaptureTrial(reason)
 
 
-def _judged(plain: _Run, recorded: _Run, worth: float) -> str:
-    """Why a recorded step is not taken; empty where it is."""
-    known, seen = _distance(plain.digests, plain.digests), _distance(recorded.digests, plain.digests)
+def _judged(plain: _Run, captured: _Run, worth: float) -> str:
+    """Why a captured step is not taken; empty where it is."""
+    known, seen = _distance(plain.digests, plain.digests), _distance(captured.digests, plain.digests)
     if seen > _UNSTEADY * known:
         return f"its results differ from the step's own by {seen:.1e}, those from each other by {known:.1e}"
-    before, after = min(plain.seconds), min(recorded.seconds)
-    log.info("a step takes %.1f ms, recorded %.1f ms", 1e3 * before, 1e3 * after)
+    before, after = min(plain.seconds), min(captured.seconds)
+    log.info("a step takes %.1f ms, captured %.1f ms", 1e3 * before, 1e3 * after)
     return "" if after < worth * before else "it is no faster so"
 
 
@@ -244,8 +244,8 @@ def _distance(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]])
     return most
 
 
-def _recorded(step: RecordedStep, plain: _Run, worth: float, take: Callable[[], _Run | None]) -> _Run | None:
-    """Recorded steps, more of them as long as they seem no faster; None where memory runs out, or they stop."""
+def _captured(step: CudaGraphStep, plain: _Run, worth: float, take: Callable[[], _Run | None]) -> _Run | None:
+    """Captured steps, more of them as long as they seem no faster; None where memory runs out, or they stop."""
     found = take()
     for _ in range(1, _TIMES):
         if found is None or step.reason or min(found.seconds) < worth * min(plain.seconds):
@@ -282,7 +282,7 @@ def _begin_anew(device: torch.device) -> None:
 
 
 def _copied_bytes(given: Sequence[Any]) -> int:
-    """Bytes that a recording takes beside the step's own: what is copied in."""
+    """Bytes that a CUDA graph takes beside the step's own: what is copied in."""
     copied = [value for value in given if isinstance(value, torch.Tensor)]
     return sum(value.nbytes for value in copied if not isinstance(value, torch.nn.Parameter))
 
@@ -328,7 +328,7 @@ def _digest(values: Sequence[Any]) -> list[float]:
 def _beyond(
     session: Session, run: Callable[..., Any], given: Sequence[Any], written: Collection[int], device: torch.device
 ) -> int:
-    """What the allocator holds in a recorded step beyond what is there when it begins, in bytes."""
+    """What the allocator holds in a captured step beyond what is there when it begins, in bytes."""
     _begin_anew(device)
     before = torch.cuda.memory_allocated(device)
     _step(run, given, written, device)

@@ -7,7 +7,7 @@ import weakref
 
 import torch
 
-from memopt.recording.lent import Loan
+from memopt.cuda_graphs.lent import Loan
 
 
 class Memory:

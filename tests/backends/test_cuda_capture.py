@@ -9,14 +9,13 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.backends.recorder import CudaRecorder
-from memopt.recording import guide
-from memopt.recording import trial as recording
-from memopt.recording.ends import Ends
-from memopt.recording.pool import Pool
-from memopt.recording.step import RecordedStep, Unrecordable
+from memopt.backends.cuda_capture import CudaGraphCapturer
+from memopt.cuda_graphs import steered_code, trial
+from memopt.cuda_graphs.pool import GraphPool
+from memopt.cuda_graphs.signature import StepSignature
+from memopt.cuda_graphs.step import CudaGraphStep, NotCapturable
 from memopt.solve.placement import Placements
-from tests.recording.test_step import Waiting, check, step_of
+from tests.cuda_graphs.test_step import Waiting, check, step_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:TensorFloat32")]
 
@@ -28,8 +27,8 @@ def _nothing_is_left_of_other_tests():
     torch.cuda.empty_cache()
 
 
-def test_a_recording_draws_the_numbers_that_the_function_would():
-    recorder = CudaRecorder()
+def test_a_cuda_graph_draws_the_numbers_that_the_function_would():
+    capturer = CudaGraphCapturer()
     x = torch.ones(1000, device="cuda")
 
     def run(args):
@@ -39,7 +38,7 @@ def test_a_recording_draws_the_numbers_that_the_function_would():
 
     torch.manual_seed(0)
     expected = [run([x])[0] for _ in range(3)]
-    replay, (result,) = recorder.record(run, [x])
+    replay, (result,) = capturer.capture(run, [x])
     torch.manual_seed(0)
     for value in expected:
         replay()
@@ -48,43 +47,43 @@ def test_a_recording_draws_the_numbers_that_the_function_would():
 
 
 def test_numbers_that_were_drawn_in_vain_are_drawn_again():
-    recorder = CudaRecorder()
+    capturer = CudaGraphCapturer()
     x = torch.ones(1000, device="cuda")
-    replay, (result,) = recorder.record(lambda args: [torch.rand_like(args[0])], [x])
+    replay, (result,) = capturer.capture(lambda args: [torch.rand_like(args[0])], [x])
     torch.manual_seed(0)
     replay()
     expected, then = result.clone(), torch.rand_like(x)
     torch.manual_seed(0)
-    place = recorder.drawn()
+    place = capturer.drawn()
     replay()
-    recorder.draw_from(place)
+    capturer.draw_from(place)
     replay()
     assert torch.equal(result, expected) and torch.equal(torch.rand_like(x), then)
 
 
 def test_what_waits_for_the_device_is_refused_and_leaves_nothing_behind():
-    recorder = CudaRecorder()
+    capturer = CudaGraphCapturer()
     x = torch.ones(1000, device="cuda")
     torch.manual_seed(0)
     expected = torch.rand(4, device="cuda")
     torch.manual_seed(0)
-    with pytest.raises(Unrecordable):
-        recorder.record(lambda args: [args[0] * float(args[0].sum())], [x])
+    with pytest.raises(NotCapturable):
+        capturer.capture(lambda args: [args[0] * float(args[0].sum())], [x])
     assert torch.equal(torch.rand(4, device="cuda"), expected)
-    replay, (result,) = recorder.record(lambda args: [args[0] * 2], [x])
+    replay, (result,) = capturer.capture(lambda args: [args[0] * 2], [x])
     replay()
     assert torch.equal(result, 2 * x)
     del replay, result
     before = torch.cuda.memory_reserved()
-    recorder.release()
+    capturer.release()
     assert torch.cuda.memory_reserved() <= before
 
 
-def test_nothing_is_recorded_where_there_is_no_room_for_what_a_generator_needs():
+def test_nothing_is_captured_where_there_is_no_room_for_what_a_generator_needs():
     """PyTorch would end the process."""
     x, small, share = torch.ones(4, device="cuda"), [], torch.cuda.get_per_process_memory_fraction()
-    with pytest.raises(Unrecordable):
-        CudaRecorder().record(lambda args: [args[0] * float(args[0].sum())], [x])
+    with pytest.raises(NotCapturable):
+        CudaGraphCapturer().capture(lambda args: [args[0] * float(args[0].sum())], [x])
     reserved = torch.cuda.memory_reserved()
     while torch.cuda.memory_reserved() == reserved:  # until no small block is free
         small.append(torch.empty(1, device="cuda"))
@@ -93,18 +92,18 @@ def test_nothing_is_recorded_where_there_is_no_room_for_what_a_generator_needs()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
     try:
-        with pytest.raises(Unrecordable, match="out of memory"):
-            CudaRecorder().record(lambda args: [args[0] * 2], [x])
+        with pytest.raises(NotCapturable, match="out of memory"):
+            CudaGraphCapturer().capture(lambda args: [args[0] * 2], [x])
     finally:
         torch.cuda.set_per_process_memory_fraction(share)
-    run, results = CudaRecorder().record(lambda args: [args[0] * 2], [x])
+    run, results = CudaGraphCapturer().capture(lambda args: [args[0] * 2], [x])
     run()
     assert results[0].tolist() == [2.0] * 4
 
 
-def test_what_waits_on_the_host_between_the_halves_is_recorded_with_them():
+def test_what_waits_on_the_host_between_the_halves_is_captured_with_them():
     code = Waiting()
-    step, run = step_of(code, Pool(CudaRecorder()))
+    step, run = step_of(code, GraphPool(CudaGraphCapturer()))
     weight, count = torch.tensor(0.7, device="cuda", requires_grad=True), torch.zeros((), device="cuda")
     for number in range(5):
         if number == 1:
@@ -124,15 +123,15 @@ def test_memory_of_an_argument_is_free_for_others_once_it_is_let_go_of():
         del given
         return [(made * given_weight).sum(), given_weight, made]  # what is summed lies where the argument did
 
-    recorder = CudaRecorder()
-    step = RecordedStep(forward, forward, Ends(frozenset({0}), 1, 2), Pool(recorder))
+    capturer = CudaGraphCapturer()
+    step = CudaGraphStep(forward, forward, StepSignature(frozenset({0}), 1, 2), GraphPool(capturer))
     step.start()
     for scale in (1.0, -2.0):
         loss = step.forward([weight, scale * x])[0]
         torch.testing.assert_close(loss, scale * 6 * x.sum(), rtol=1e-3, atol=1e-1)
         step._pool.end()
-    recorder.end()
-    own = [item for item in torch.cuda.memory_snapshot() if tuple(item["segment_pool_id"]) == tuple(recorder._pool)]
+    capturer.end()
+    own = [item for item in torch.cuda.memory_snapshot() if tuple(item["segment_pool_id"]) == tuple(capturer._pool)]
     taken = [item["total_size"] for item in own]
     assert 2 * x.nbytes <= sum(taken) < 2.5 * x.nbytes
     del loss
@@ -195,29 +194,29 @@ class Pyramid(nn.Module):
         return x.square().mean()
 
 
-def test_blocks_of_a_recording_lie_as_they_were_packed(monkeypatch):
+def test_blocks_of_a_cuda_graph_lie_as_they_were_packed(monkeypatch):
     torch._dynamo.reset()
     model = Pyramid().cuda()
     x = torch.randn(8, 16, 256, 256, device="cuda")
     told, packed, place = [], [], Placements.place
-    monkeypatch.setattr(guide.log, "info", lambda text, *args: told.append(text))
+    monkeypatch.setattr(steered_code.log, "info", lambda text, *args: told.append(text))
     monkeypatch.setattr(Placements, "place", lambda *args: packed.append(place(*args)) or packed[-1])
-    monkeypatch.setattr(recording, "_WORTH", 1e9)
-    monkeypatch.setattr(recording, "_WAITS", 0.0)
+    monkeypatch.setattr(trial, "_WORTH", 1e9)
+    monkeypatch.setattr(trial, "_WAITS", 0.0)
     run = memopt.compile(model, "4GB", backend="inductor")
     run(x).backward()
     assert any("CUDA graphs" in note for note in run.report.notes), run.report.notes
-    assert not any("not led" in text for text in told)
+    assert not any("not steered" in text for text in told)
     torch.cuda.empty_cache()
     snapshot = torch.cuda.memory_snapshot()
     pool = sum(item["total_size"] for item in snapshot if tuple(item["segment_pool_id"]) != (0, 0))
     assert packed[0].arena_bytes <= pool <= packed[0].arena_bytes + 48 * 2**20  # small blocks, and cuBLAS's own
 
 
-def test_a_step_that_waits_for_its_host_is_recorded_and_trains_as_before(monkeypatch):
+def test_a_step_that_waits_for_its_host_is_captured_and_trains_as_before(monkeypatch):
     run, losses, state = trained()
     assert any("CUDA graphs" in note for note in run.report.notes), run.report.notes
-    monkeypatch.setattr(recording, "_WORTH", 0.0)
+    monkeypatch.setattr(trial, "_WORTH", 0.0)
     plain, expected, other = trained()
     assert not any("captured as CUDA graphs" in note for note in plain.report.notes), plain.report.notes
     torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-4)
@@ -252,7 +251,7 @@ def test_gradients_outlive_the_next_step_and_the_compiled_model():
 
 
 def test_a_compiled_model_may_be_let_go_of_while_the_device_works_on_its_step():
-    """Segments that grow are unmapped without waiting for the stream that a recording is replayed on."""
+    """Segments that grow are unmapped without waiting for the stream that a CUDA graph is replayed on."""
     for _ in range(3):
         run, *_ = trained()
         parameters = list(run.parameters())
@@ -271,7 +270,7 @@ def test_a_compiled_model_may_be_let_go_of_while_the_device_works_on_its_step():
 
 
 class Stack(nn.Module):
-    """Layers none of whose kernels adds up in an order of its own: a recording does the same to the bit."""
+    """Layers none of whose kernels adds up in an order of its own: a CUDA graph does the same to the bit."""
 
     def __init__(self, normed, layers=12, width=256):
         super().__init__()
@@ -286,10 +285,10 @@ class Stack(nn.Module):
 
 @pytest.mark.parametrize("normed", [False, True], ids=["writes nothing", "writes statistics"])
 def test_a_step_begins_before_it_is_called_and_in_vain_where_it_is_another(monkeypatch, normed):
-    took, end = [], RecordedStep.end
-    monkeypatch.setattr(recording, "_WAITS", 0.0)
-    monkeypatch.setattr(recording, "_WORTH", 1e9)
-    monkeypatch.setattr(RecordedStep, "end", lambda self: took.append(end(self)) or took[-1])
+    took, end = [], CudaGraphStep.end
+    monkeypatch.setattr(trial, "_WAITS", 0.0)
+    monkeypatch.setattr(trial, "_WORTH", 1e9)
+    monkeypatch.setattr(CudaGraphStep, "end", lambda self: took.append(end(self)) or took[-1])
 
     def losses():
         torch._dynamo.reset()
@@ -314,5 +313,5 @@ def test_a_step_begins_before_it_is_called_and_in_vain_where_it_is_another(monke
     early = losses()
     assert True in took
     with monkeypatch.context() as patch:
-        patch.setattr(RecordedStep, "begin", lambda self, given: False)
+        patch.setattr(CudaGraphStep, "begin", lambda self, given: False)
         assert losses() == early

@@ -1,4 +1,4 @@
-"""A recorder where there is no device: what CUDA graphs do, in plain steps."""
+"""A capturer where there is no device: what CUDA graphs do, in plain steps."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import torch
 
 
 class Tape:
-    """A recorder on CPU: it runs what it has recorded again, and puts what comes of it where that lay before."""
+    """A capturer on CPU: it runs what it has captured again, and puts what comes of it where that lay before."""
 
     def __init__(self):
-        self.recordings = self.releases = self.replays = 0
+        self.captures = self.releases = self.replays = 0
         self.failing = []
         self._blank = lambda value: value.clone()
 
-    def record(self, run, arguments):
+    def capture(self, run, arguments):
         kept = list(arguments)
         arguments.clear()
         if self.failing and self.failing.pop(0):
             raise RuntimeError("CUDA out of memory.\nmore of it")
-        self.recordings += 1
+        self.captures += 1
         before, random = [_copy(value) for value in kept], torch.get_rng_state()
         made = []
 
@@ -28,7 +28,7 @@ class Tape:
 
         self._blank = make
         results = run(list(kept))
-        torch.set_rng_state(random)  # a recording runs nothing
+        torch.set_rng_state(random)  # a CUDA graph runs nothing
         for value, known in zip(kept, before, strict=True):
             if known is not None:
                 value.copy_(known)
@@ -60,10 +60,10 @@ class Tape:
         pass
 
     def begin(self):
-        self.recording = True
+        self.capturing = True
 
     def end(self):
-        self.recording = False
+        self.capturing = False
 
     def release(self):
         self.releases += 1
