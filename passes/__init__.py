@@ -15,6 +15,7 @@ from memopt.passes.fuse_matmul_add import FuseMatmulAdd
 from memopt.passes.fuse_norm import FuseNorm
 from memopt.passes.inplace import Inplace
 from memopt.passes.merge_common import MergeCommon
+from memopt.passes.read_parts import ReadParts
 from memopt.passes.reorder import Reorder
 from memopt.passes.shrink_indices import ShrinkIndices
 from memopt.passes.split_batch import SplitBatch
@@ -23,6 +24,7 @@ from memopt.passes.sum_lookups import SumLookups
 from memopt.passes.unpad_products import UnpadProducts
 
 INFERENCE: tuple[Pass, ...] = (
+    ReadParts(),
     EliminateCopies(),
     FuseConvBn(),
     FoldConstants(),
@@ -37,6 +39,7 @@ INFERENCE: tuple[Pass, ...] = (
 )
 TRAINING: tuple[Pass, ...] = (
     ChannelsLast(),
+    ReadParts(),
     EliminateCopies(),
     MergeCommon(),
     EliminateDead(),

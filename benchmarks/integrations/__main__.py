@@ -17,7 +17,6 @@ from benchmarks.integrations.loops import LOOPS
 from benchmarks.integrations.run import ROW_HEAD, Row, row_of
 
 SHARE = 0.7
-ITS_OWN = {"trl": 0.95}  # its loss in chunks is no part of what is captured, and takes most of so small a step
 
 
 def main() -> int:
@@ -25,13 +24,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--engine", default="aten")
-    parser.add_argument("--shares", type=float, nargs="+", help=f"by default {SHARE}; {ITS_OWN}")
+    parser.add_argument("--shares", type=float, nargs="+", default=[SHARE])
     parser.add_argument("--markdown")
     given = parser.parse_args()
     rows: list[Row] = []
     for name in given.names or LOOPS:
         for bf16 in (False, True):
-            for row in row_of(name, bf16, given.shares or [ITS_OWN.get(name, SHARE)], given.engine):
+            for row in row_of(name, bf16, given.shares, given.engine):
                 rows.append(row)
                 print(row.line(), file=sys.stderr, flush=True)
     table = "\n".join([*ROW_HEAD, *(row.line() for row in rows)])
