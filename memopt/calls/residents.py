@@ -55,6 +55,7 @@ class Residents:
         self._group, self.others = group, group.others
         self._attributes = 0  # bytes of tensors that the model holds beside parameters and buffers, as counted last
         self._over = False  # whether plans do not keep the budget with what is counted
+        self._differentiated = 0  # bytes of parameters that had gradients, at most
 
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any], kind: Kind) -> Resident:
         """What the device holds in a call of this kind with these arguments, optimizers as they were counted last."""
@@ -74,6 +75,8 @@ class Residents:
             added,
             self._held(args, kwargs),
         )
+        if kind.gradients:
+            self._trains(resident.differentiated)
         if kind.calls > 1:  # what each of them holds is in the plan, but for the others' arguments
             outside = max(0, self._sessions.earlier.inputs - sum(arguments_of(args, kwargs).values()))
         elif kind.beside:
@@ -89,6 +92,12 @@ class Residents:
             others, coming = others + coming, 0
         others += self._counted(self._beside(args, kwargs))
         return dataclasses.replace(resident, outside=outside, others=others, coming_beside=coming, optimizer=footprint)
+
+    def _trains(self, size: int) -> None:
+        """A call with gradients comes, of so many bytes of parameters."""
+        before, self._differentiated = self._differentiated, max(self._differentiated, size)
+        if 0 < before < size:
+            self._sessions.reference.trains_more()
 
     def count_optimizers(self) -> None:
         """Count what optimizers take, before torch compiles: then they step in another way."""

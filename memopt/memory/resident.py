@@ -30,6 +30,7 @@ class Resident:
         gradients: that exist already when the step begins (accumulation).
         optimizer: the optimizer's state, and its temporaries while it steps; None without an optimizer.
         trainable: bytes of all gradients of trainable parameters together, but for those that hooks use and drop.
+        differentiated: bytes of the parameters that have gradients, whoever uses these.
         loss: what a loop holds while the optimizer steps.
         stepping: what optimizers take for a moment that such hooks step within backward.
         outside: held beside what is planned: by earlier calls of the step, and by parts that are not captured.
@@ -52,6 +53,7 @@ class Resident:
     outside: int = 0
     others: int = 0
     coming_beside: int = 0
+    differentiated: int = 0
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
 
     @property
@@ -132,6 +134,7 @@ def resident_of(
             if parameter.requires_grad and id(parameter) not in dropped
             for part in _local(parameter)
         ),
+        differentiated=storage_bytes([each for each in parameters if each.requires_grad], device),
         loss=allocated_bytes(torch.float32.itemsize, home),
         stepping=stepping if handed else 0,
         libraries=library_bytes(home),

@@ -15,6 +15,7 @@ class LossAllowance:
 
     Attributes:
         tangents: the gradients of what a call returns, with the loss that is allowed for.
+        usual: bytes that the loss which is usual takes, whether it is allowed for or not: eager holds that.
         reserved: bytes left to calls of other models before this one's backward.
         allows: whether a loss is allowed for as long as none was seen.
     """
@@ -22,7 +23,7 @@ class LossAllowance:
     def __init__(self) -> None:
         """All is allowed for."""
         self.tangents, self.reserved = Tangents(), 0
-        self._share = 1.0
+        self._share, self.usual = 1.0, 0
         self.allows, self._usual = True, False
 
     def counts(self, tangents: Tangents, *, whole: bool) -> None:
@@ -32,6 +33,8 @@ class LossAllowance:
             tangents: with all that a loss may take.
             whole: whether all of eager's own peak is the budget: the usual loss is counted with that.
         """
+        if self.allows:
+            self.usual = tangents.usual
         usual = self._usual or whole
         self.tangents = dataclasses.replace(tangents, loss=tangents.usual) if usual else tangents
 

@@ -69,6 +69,10 @@ class Reference:
             counted = min(most, max(unconstrained_bytes, self._seen))
             self.training = max(counted, self._floor, self._supposed)
 
+    def trains_more(self) -> None:
+        """More parameters are trained than before, as layers are unfrozen: the next step decides, if it takes more."""
+        self._step = None
+
     def at_least(self, size: int) -> None:
         """The training step takes at least so many bytes, until it is known whole."""
         self._floor = max(self._floor, size)

@@ -104,7 +104,7 @@ class StepInLoop(SessionReport):
         early = self.allowance.tangents.early  # they are counted as held all the time
         loss = max(self._loss_beside(seen), self.allowance.reserved)
         if usual and not seen.known:
-            loss = self.allowance.tangents.usual
+            loss = self.allowance.usual
         return between_graphs(max(0, self.outside_bytes - self.outside_beside + early, loss - early), seen.forward)
 
     @property

@@ -131,3 +131,33 @@ def test_an_optimizers_step_is_none_of_an_evaluation():
     report = run.report
     assert report.breakdown.total == report.peak_bytes <= report.budget_bytes
     assert report.measured_peak_bytes <= report.budget_bytes and report.breakdown.optimizer_state
+
+
+class WithHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(32, 32), nn.Tanh())))
+        self.head = nn.Linear(32, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x)).square().mean()
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["given", "as a group"])
+def test_a_fraction_is_of_the_step_that_trains_most_parameters(later):
+    torch._dynamo.reset()
+    model, budgets = WithHead(), []
+    model.body.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.head.parameters() if later else model.parameters(), 0.1)
+    call = memopt.compile(model, 1.0, optimizer=optimizer, backend="aten")
+    for number in range(8):
+        if number == 4:
+            model.body.requires_grad_(True)
+            if later:
+                optimizer.add_param_group({"params": list(model.body.parameters())})
+        optimizer.zero_grad()
+        call(torch.randn(256, 32)).backward()
+        optimizer.step()
+        budgets.append(call.report.budget_bytes)
+    assert len(set(budgets[:4])) == 1 and min(budgets[4:]) > 1.5 * budgets[0]
+    assert call.report.notes == ()

@@ -43,3 +43,12 @@ def test_of_what_is_left_to_other_models_half_is_left_each_time():
         allowance.reserves(800 if allowance.allows else 0)
         left.append(allowance.reserved)
     assert left == [400, 200, 100, 0]
+
+
+def test_eager_holds_the_usual_loss_whether_it_is_allowed_for_or_not():
+    """A fraction was of less as soon as nothing was allowed for, and what kept it before did not keep that."""
+    allowance = LossAllowance()
+    allowance.counts(LOSS, whole=False)
+    while allowance.lessens(seen=False, several=False):
+        allowance.counts(LOSS if allowance.allows else Tangents(), whole=False)
+        assert allowance.usual == 200

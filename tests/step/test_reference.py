@@ -20,6 +20,21 @@ def test_the_first_step_may_be_counted_anew():
     assert reference.of(10) == 1200
 
 
+def test_a_step_that_trains_more_parameters_decides_anew():
+    """Layers were unfrozen: the step with all of them was refused, by a fraction of that of the head."""
+    reference = Reference()
+    reference.trains(1000, "the head")
+    reference.loops(900)
+    reference.trains_more()
+    reference.trains(5000, "all")
+    assert reference.of(10) == 5000
+    reference.trains(7000, "a larger step")
+    assert reference.of(10) == 5000
+    reference.trains_more()
+    reference.trains(200, "all, of a smaller batch")
+    assert reference.of(10) == 900, "as was seen before"
+
+
 def test_inference_alone_goes_by_the_largest_call():
     reference = Reference()
     reference.infers(500)
