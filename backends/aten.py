@@ -42,9 +42,9 @@ class AtenBackend(Engine):
     def compile_captured(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks
     ) -> Callable[..., Any]:
-        """Lower one Dynamo graph: AOTAutograd with the session's partition, each half emitted as it stands."""
+        """Lower one Dynamo graph: AOTAutograd with the session's partition, each graph emitted as it stands."""
 
-        def half(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+        def operators(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             return writable(emit(module), lambda: [item.place for item in hooks.in_part])
 
         def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
@@ -60,10 +60,10 @@ class AtenBackend(Engine):
             return Watched(program, rewrite, emit)
 
         lower = aot_autograd(
-            fw_compiler=half, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
+            fw_compiler=operators, bw_compiler=backward, inference_compiler=inference, partition_fn=hooks.partition
         )
         hooks.handed.may(hooks.session.early)
-        # No half writes over what it is given.
+        # No graph writes over what it is given.
         with dead_draws_kept(), nothing_donated(), whole_operators(example_inputs):
             run = lower(graph_module, example_inputs)
         found = hooks.handed.how
@@ -83,10 +83,10 @@ def lower_inference(
     A graph that needs gradients all the same, where graphs are only collected, is emitted as it stands.
     """
 
-    def half(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+    def operators(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         return emit(module)
 
-    lower = aot_autograd(fw_compiler=half, bw_compiler=half, inference_compiler=inference)
+    lower = aot_autograd(fw_compiler=operators, bw_compiler=operators, inference_compiler=inference)
     with dead_draws_kept():
         return lower(graph_module, example_inputs)
 

@@ -68,7 +68,7 @@ class StaticBackend(Engine):
                 'backend "static" runs inference only: call the model under torch.no_grad(), or train with "aten"'
             )
 
-        def half(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+        def operators(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
             return emit(module)
 
         def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
@@ -78,7 +78,7 @@ class StaticBackend(Engine):
             return hooks.held(WatchedProgram(program, rewrite, self.bind))
 
         lower = aot_autograd(
-            fw_compiler=half, bw_compiler=half, inference_compiler=inference, partition_fn=hooks.partition
+            fw_compiler=operators, bw_compiler=operators, inference_compiler=inference, partition_fn=hooks.partition
         )
         with dead_draws_kept(), whole_operators(example_inputs):
             return lower(graph_module, example_inputs)

@@ -106,11 +106,11 @@ def _aot(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hoo
     def build(module: fx.GraphModule) -> Boxed:
         resident = {node.name for node in module.graph.nodes}
         for cut in (WHOLE, *PIECES) if session.budget is not None else (WHOLE,):
-            half = _Half(module, cut=cut, stays=stays)
-            excess = emitted_inference(session, half.executable.usage(resident)[0]) or 0
+            graph = _CompiledGraph(module, cut=cut, stays=stays)
+            excess = emitted_inference(session, graph.executable.usage(resident)[0]) or 0
             if excess <= 0:
-                session.compiled(half.records("inference"))
-                return half
+                session.compiled(graph.records("inference"))
+                return graph
         raise _over(session, excess)
 
     def inference(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
@@ -135,7 +135,7 @@ def _emit(module: fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
     return emit(module)
 
 
-class _Half:
+class _CompiledGraph:
     """One compiled graph as AOTAutograd calls it."""
 
     def __init__(
@@ -202,7 +202,7 @@ class _Training:
     def __init__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> None:
         self._graph_module, self._example_inputs, self._hooks = graph_module, example_inputs, hooks
         self._session = compilation_of(hooks)
-        self._halves: dict[str, _Half] = {}
+        self._graphs: dict[str, _CompiledGraph] = {}
         self._forward_outputs, self._request = 0, PlanRequest()
 
     def compile(self) -> Callable[..., Any]:
@@ -218,7 +218,7 @@ class _Training:
                 run = self._attempt(cut)
                 saving, excess = session.emitted(self._captured(), self._peaks())
                 if excess is None or excess <= 0:
-                    session.compiled([one for name, half in self._halves.items() for one in half.records(name)])
+                    session.compiled([one for name, graph in self._graphs.items() for one in graph.records(name)])
                     return run
                 if cut == PIECES[-2]:
                     self._request.correction = -session.limit_bytes  # the last attempt is of the plan that takes least
@@ -230,19 +230,21 @@ class _Training:
             session.forget_search()
 
     def _attempt(self, cut: tuple[int, int]) -> Callable[..., Any]:
-        self._halves.clear()
+        self._graphs.clear()
 
-        def forward(module: fx.GraphModule, inputs: Sequence[Any]) -> _Half:
-            self._halves["forward"] = _Half(
+        def forward(module: fx.GraphModule, inputs: Sequence[Any]) -> _CompiledGraph:
+            self._graphs["forward"] = _CompiledGraph(
                 module, exact=self._forward_outputs, cut=cut, stays=self._stays(), together=self._kinds()[0]
             )
-            return self._halves["forward"]
+            return self._graphs["forward"]
 
-        def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> _Half:
+        def backward(module: fx.GraphModule, inputs: Sequence[Any]) -> _CompiledGraph:
             given = {node.name for node in module.graph.find_nodes(op="placeholder")}
             own = given - {entry.name for entry in self._captured().inputs}
-            self._halves["backward"] = _Half(module, cut=cut, stays=self._stays(), own=own, together=self._kinds()[1])
-            return self._halves["backward"]
+            self._graphs["backward"] = _CompiledGraph(
+                module, cut=cut, stays=self._stays(), own=own, together=self._kinds()[1]
+            )
+            return self._graphs["backward"]
 
         partition = self._hooks.partition
 
@@ -276,7 +278,7 @@ class _Training:
     def _peaks(self) -> GraphPeaks:
         """What the executables take, in bytes above what is resident."""
         program = self._captured()
-        forward, backward = self._halves["forward"].executable, self._halves["backward"].executable
+        forward, backward = self._graphs["forward"].executable, self._graphs["backward"].executable
         resident = {entry.name for entry in program.inputs if entry.kind is not InputKind.TANGENT}
         peak, saved = forward.usage(resident)
         highest, left = backward.usage(resident)
@@ -288,7 +290,7 @@ class _Training:
             if output.kind is OutputKind.GRADIENT and kinds.get(output.target or "") is InputKind.USER
         )
         # What the caller holds of forward's results stays beside backward.
-        held = {n for n in self._halves["forward"].names[: self._forward_outputs] if n}
+        held = {n for n in self._graphs["forward"].names[: self._forward_outputs] if n}
         beside = forward.bytes_of(held - backward.argument_names - resident)
         return GraphPeaks(peak, highest + beside, saved, max(0, left - passed_on) + beside, gradients_of(program))
 

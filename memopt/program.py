@@ -40,7 +40,7 @@ class OutputKind(enum.Enum):
 
 
 class Phase(enum.Enum):
-    """The half of a training step that a node runs in."""
+    """The phase of a training step that a node runs in."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

@@ -59,7 +59,7 @@ class ChunkLoss(Pass):
         - Something that reads them does not work row by row, or is not known to.
         - Chunks would not save memory: the weight is as large as the logits.
 
-    Programs without a backward half are returned unchanged, and products that feed no loss over classes are left alone.
+    Programs without a backward are returned unchanged, and products that feed no loss over classes are left alone.
     """
 
     name: ClassVar[str] = "chunk_loss"

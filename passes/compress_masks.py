@@ -178,7 +178,7 @@ def _save_comparison(value: fx.Node, found: list[fx.Node]) -> Change:
 
 
 def _call(before: fx.Node, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A new call before a node, with the source line and in the half of `like`."""
+    """A new call before a node, with the source line and in the phase of `like`."""
     with before.graph.inserting_before(before):
         node = before.graph.call_function(target, args, kwargs)
     node.meta = {key: value for key, value in like.meta.items() if key in ("stack_trace", "phase")}

@@ -12,7 +12,7 @@ WRONG = 3
 
 
 class SwapAdds(Pass):
-    """Swaps the operands of every addition of the forward half; the fourth one becomes a subtraction."""
+    """Swaps the operands of every addition of the forward phase; the fourth one becomes a subtraction."""
 
     name = "swap_adds"
     tolerance = 1.0

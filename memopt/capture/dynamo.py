@@ -28,7 +28,7 @@ from memopt.capture.export import refuse_layouts
 from memopt.capture.graph_inputs import Names, called, origin_of
 from memopt.capture.handed import Handed
 from memopt.capture.joint import (
-    Halved,
+    Partitioned,
     erase_dead_draws,
     from_joint,
     mutations_in_place,
@@ -199,14 +199,14 @@ class Hooks:
         num_fwd_outputs: int,
         request: PlanRequest | None = None,
         **options: Any,
-    ) -> Halved:
+    ) -> Partitioned:
         """AOTAutograd's partition function: plan the joint graph, as an engine requests, and cut it accordingly."""
         return self.cut(self.rewrite(joint, num_fwd_outputs, request), num_fwd_outputs, **options)
 
-    def cut(self, program: Program, num_fwd_outputs: int, **options: Any) -> Halved:
+    def cut(self, program: Program, num_fwd_outputs: int, **options: Any) -> Partitioned:
         """Both graphs of a program that `rewrite` returned; the options are those of `partition`."""
 
-        def extract(module: fx.GraphModule, saved: list[fx.Node]) -> Halved:
+        def extract(module: fx.GraphModule, saved: list[fx.Node]) -> Partitioned:
             static = _static_nodes(module, options.get("static_lifetime_input_indices"))
             return partition_at(module, saved, program.forward_outputs, static)
 
@@ -295,7 +295,7 @@ class Hooks:
         self._joint = self._inferred = self.kept = None
 
     def apart(self, run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
-        """A half of a graph that is only collected, which the ledger of what runs outside leaves out."""
+        """Forward or backward of a graph that is only collected, which the ledger of what runs outside leaves out."""
         return apart(run, lambda: getattr(self.session, "ledger", None))
 
     def backward(self, run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:

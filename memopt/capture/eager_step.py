@@ -64,12 +64,12 @@ class EagerStep:
         Args:
             table: runs those alone that are not known, within the room that there is.
         """
-        halves = self.forward, self.backward, self.alone or self.backward
+        phases = self.forward, self.backward, self.alone or self.backward
         try:
-            forward, backward, alone = (half.with_scratch(table) for half in halves)
+            forward, backward, alone = (phase.with_scratch(table) for phase in phases)
         except Exception as error:  # of operators that do not run alone
             log.info("what operators take while eager runs them is not known: %s", first_line(error))
-            forward, backward, alone = (half.peak for half in halves)
+            forward, backward, alone = (phase.peak for phase in phases)
         return GraphPeaks(forward, backward, self.saved, self.left, alone=None if self.alone is None else alone)
 
 

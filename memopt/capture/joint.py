@@ -33,7 +33,7 @@ from memopt.step.own_copies import RECOMPUTED, is_copy_of_input
 from memopt.torch_compat import roles
 
 # The forward graph of a joint graph, and the backward graph.
-Halved = tuple[fx.GraphModule, fx.GraphModule]
+Partitioned = tuple[fx.GraphModule, fx.GraphModule]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +177,7 @@ def program_of_graph(
     return _constants_to_inputs(program).finish()
 
 
-def split(program: Program, extract: Callable[..., Halved]) -> Any:
+def split(program: Program, extract: Callable[..., Partitioned]) -> Any:
     """Cut a training program where forward ends; what crosses is saved.
 
     Args:

@@ -124,14 +124,14 @@ class CudaGraphStep:
     @contextlib.contextmanager
     def watching_lines(self, act: Callable[[int], None]) -> Iterator[None]:
         """Within, the code runs as it is on arguments as a CUDA graph's, and tells this of its lines."""
-        halves, steered = (self._forward, self._backward), self.steered
+        graphs, steered = (self._forward, self._backward), self.steered
         steered.watch_lines(act)
         self._forward = lambda args: steered.forward_by_lines(args, functools.partial(self._taken, copy))
         self._backward = steered.backward
         try:
             yield
         finally:
-            self._forward, self._backward = halves
+            self._forward, self._backward = graphs
             self.steered.watch_lines(None)
 
     def renew(self) -> None:

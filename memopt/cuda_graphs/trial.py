@@ -118,7 +118,7 @@ def try_capture(
 
     Args:
         session: whose step it is.
-        step: the halves of `run`.
+        step: the graphs of `run`.
         pool: where they are captured.
         run: the compiled graph.
         given: its arguments.

@@ -144,7 +144,7 @@ def fake_value(
 
 
 class Builder:
-    """Adds nodes before one, with the source line and in the half of another.
+    """Adds nodes before one, with the source line and in the phase of another.
 
     Attributes:
         before: the node that stands behind them.

@@ -1,4 +1,4 @@
-"""What rewrites have put into a joint graph, as torch's own partition is to take it: each in its own half."""
+"""What rewrites have put into a joint graph, as torch's own partition is to take it: each in its own phase."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def return_early(module: fx.GraphModule, outputs: int, also: Container[fx.Node] 
 
 
 def mark_added(module: fx.GraphModule, known: Container[str]) -> None:
-    """Mark what rewrites have added, nodes that are not `known`; torch's partitioner is to leave it in its half."""
+    """Mark what rewrites have added, nodes that are not `known`; torch's partitioner is to leave it in its phase."""
     for node in module.graph.nodes:
         if node.op == "call_function" and node.name not in known:
             node.meta[ADDED] = True

@@ -65,8 +65,8 @@ class Beside:
 
         Args:
             window: what is computed there.
-            done: what of the half is there then.
-            place: the whole half, by place.
+            done: what of the phase is there then.
+            place: the whole phase, by place.
         """
         kernels = [node for node in window if node in self._kernels]
         there = {value for node in kernels for value in (node, *self._operands[node])}

@@ -21,7 +21,7 @@ from memopt.torch_compat.joint_pass import (
     after_joint_passes,
     before_joint_passes,
     before_lowering,
-    before_passes_of_halves,
+    before_passes_of_graphs,
 )
 from memopt.torch_compat.renamed_reads import keep_renamed_reads
 
@@ -40,7 +40,7 @@ def edits(first: Callable[[fx.Graph], None]) -> dict[str, Any]:
     return {
         **before_joint_passes(first, made_by),
         **after_joint_passes(_edit_last, made_by),
-        **before_passes_of_halves(copy_bases, made_by),
+        **before_passes_of_graphs(copy_bases, made_by),
         **before_lowering(_edit_for_lowering, made_by),
     }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx
 
-from memopt.capture.joint import Halved, drop_outputs
+from memopt.capture.joint import Partitioned, drop_outputs
 from memopt.graph.rewrite import storages
 from memopt.inductor.kinds import DRAWING, SEED, is_inlined
 from memopt.inductor.partition import in_order
@@ -27,7 +27,7 @@ _LEAST = 2**16
 
 def rematerialize_saved(
     forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, wanted: int, mutated: Collection[str] = ()
-) -> Halved | None:
+) -> Partitioned | None:
     """Both graphs with saved values of at least so many bytes recomputed in backward.
 
     Those that forward makes first are taken first: backward reads them last.

@@ -1,6 +1,6 @@
 """Backward's code, generated in a process of its own while forward's is generated in this one.
 
-Inductor's code generation is Python, one half after the other. A copy of this process goes on where AOTAutograd would
+Inductor's code generation is Python, one graph after the other. A copy of this process goes on where AOTAutograd would
 with forward lowered, and ends once backward is: its code lies in Inductor's cache on disk then, where this process
 finds it when it comes to backward, by the same key as any other. What the copy does is never trusted: where it fails,
 where it lasts too long, or where it lowered another backward, backward is lowered here.
@@ -93,14 +93,14 @@ class ForkedCodegen:
                 os._exit(1)
             self._stop()
 
-    def begin(self, half: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    def begin(self, module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         """Begin a copy where one is worth it; whether this process is the copy.
 
         Args:
-            half: forward, as it is to be lowered.
+            module: forward, as it is to be lowered.
             inputs: its arguments, fake tensors among them.
         """
-        if not self._may or self._missed or ForkedCodegen._fails or not _is_worth(half):
+        if not self._may or self._missed or ForkedCodegen._fails or not _is_worth(module):
             return False
         devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
         known = known_beforehand(devices)
@@ -123,7 +123,7 @@ class ForkedCodegen:
         return True
 
     @contextlib.contextmanager
-    def once_laid_out(self, half: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
+    def once_laid_out(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
         """While forward is lowered in the block, begin a copy as soon as it is known how what forward saves lies.
 
         Raises:
@@ -131,7 +131,7 @@ class ForkedCodegen:
         """
 
         def begin(is_backward: bool, graph: Any) -> None:
-            if not is_backward and self.begin(half, inputs):
+            if not is_backward and self.begin(module, inputs):
                 raise BegunError(result_strides(graph))
 
         with before_code(begin):
@@ -202,9 +202,9 @@ class ForkedCodegen:
             self._kernels = None
 
 
-def lays_out(half: fx.GraphModule) -> bool:
+def lays_out(module: fx.GraphModule) -> bool:
     """Whether Inductor may lay out values of a graph otherwise than they were traced, for the sake of convolutions."""
-    return bool(half.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default))
+    return bool(module.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default))
 
 
 def _first_of(error: BaseException) -> BaseException:
@@ -220,9 +220,9 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _is_worth(half: fx.GraphModule) -> bool:
+def _is_worth(module: fx.GraphModule) -> bool:
     if sys.platform != "linux" or cores() < 2:
         return False
     if compiles_alone() or not caches_code():  # who sets TORCHINDUCTOR_COMPILE_THREADS=1 wants a single process
         return False
-    return len(half.graph.nodes) >= _FEW
+    return len(module.graph.nodes) >= _FEW

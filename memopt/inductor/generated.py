@@ -1,4 +1,4 @@
-"""A half's generated code: what it says is known at once, its kernels are loaded only when they are to run."""
+"""A graph's generated code: what it says is known at once, its kernels are loaded only when they are to run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REUSED = re.compile(r"\bdel (\w+) +# reuse")
 
 
 class GeneratedCode:
-    """One half's code.
+    """One graph's code.
 
     Attributes:
         around: put around what runs.

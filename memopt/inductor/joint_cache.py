@@ -2,7 +2,7 @@
 
 By itself torch knows nothing of plans: what it keeps of one budget it would return for another. Here what a plan
 depends on before a graph is traced is part of the key, and an entry is written only when the step is settled, be it
-after many attempts. Loaded, neither the joint graph is traced nor a half generated.
+after many attempts. Loaded, neither the joint graph is traced nor a graph generated.
 """
 
 from __future__ import annotations
@@ -76,26 +76,26 @@ class JointCache:
 
 
 def _with_metadata(plain: Callable[[fx.GraphModule], Any]) -> Callable[[fx.GraphModule], Any]:
-    """What serializes a half for an entry, which leaves its nodes the metadata that memopt still reads."""
+    """What serializes a graph for an entry, which leaves its nodes the metadata that memopt still reads."""
 
-    def serialized(half: fx.GraphModule) -> Any:
-        meta, nodes = half.meta, [(node, node.meta) for node in half.graph.nodes]
+    def serialized(module: fx.GraphModule) -> Any:
+        meta, nodes = module.meta, [(node, node.meta) for node in module.graph.nodes]
         try:
-            return plain(half)
+            return plain(module)
         except Exception as error:  # only compiled autograd, which is not in use here, would ask for it
             log.info("a graph is not serialized: %s: %s", type(error).__name__, first_line(error))
             return None
         finally:
-            half.meta = meta
+            module.meta = meta
             for node, kept in nodes:
                 node.meta = kept
 
     return serialized
 
 
-def _in_order(*halves: GeneratedCode) -> Loads:
-    """Has each half take its module: an entry's are loaded in this order."""
-    left = list(halves)
+def _in_order(*graphs: GeneratedCode) -> Loads:
+    """Has each graph take its module: an entry's are loaded in this order."""
+    left = list(graphs)
 
     def loading(load: Callable[[], ModuleType], path: str, attributes: Mapping[str, Any]) -> Any:
         return left.pop(0).taken(load, path, attributes) if left else load()

@@ -10,7 +10,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from memopt.capture.dynamo import Hooks, compilation_of
-from memopt.capture.joint import Halved, constants_to_attributes, drop_outputs, mutations_in_place, shown_by
+from memopt.capture.joint import Partitioned, constants_to_attributes, drop_outputs, mutations_in_place, shown_by
 from memopt.capture.let_go import mark_let_go
 from memopt.common.phases import phase
 from memopt.inductor.added import mark_added, return_early
@@ -58,7 +58,7 @@ class MinCutPartition:
         self._expected = 0  # bytes of the last cut
         self._share = _LESS  # of what is expected of a cut, what its code takes
         # While a first cut is looked for: all rewrites, the cut with them, its bytes, and whether its code may be over.
-        self._with_all: tuple[tuple[Pass, ...], Halved, int, bool] | None = None
+        self._with_all: tuple[tuple[Pass, ...], Partitioned, int, bool] | None = None
 
     def begin_anew(self) -> None:
         """Let all rewrites be tried again, with another limit."""
@@ -95,7 +95,7 @@ class MinCutPartition:
             return True
         return False
 
-    def first_cut(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved | None:
+    def first_cut(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Partitioned | None:
         """Both graphs by the first rewrites, of those yet to be tried, with which the budget may be kept.
 
         None where what the cut cannot do without is over the budget, with all rewrites that reduce the minimum too.
@@ -111,21 +111,21 @@ class MinCutPartition:
             if session.tight and lowering and self._all_are_hopeless(joint, joint_inputs, **options):
                 return None
             self.request.lowering = asked
-        halves = self.cut(joint, joint_inputs, **options)
-        if halves is None and self._lowerings is None and self._with_all is None:
+        graphs = self.cut(joint, joint_inputs, **options)
+        if graphs is None and self._lowerings is None and self._with_all is None:
             self._all_are_hopeless(joint, joint_inputs, **options)
-        while halves is None and self.next_lowering():
-            halves = self._cut_known(joint, joint_inputs, **options)
+        while graphs is None and self.next_lowering():
+            graphs = self._cut_known(joint, joint_inputs, **options)
         self._with_all = None
-        return halves
+        return graphs
 
-    def _cut_known(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved | None:
+    def _cut_known(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Partitioned | None:
         """As `cut`; what was made with all rewrites, to see whether any helps, is not repeated."""
         if self._with_all is None or self._with_all[0] != self.request.lowering:
             return self.cut(joint, joint_inputs, **options)
         self.hooks.rewrite(joint, options["num_fwd_outputs"], self.request)
-        _, halves, self._expected, self.short = self._with_all
-        return halves
+        _, graphs, self._expected, self.short = self._with_all
+        return graphs
 
     def _computes_much_again(self, joint: fx.GraphModule, forward_outputs: int) -> bool:
         """Whether a plan recomputes so much of what torch's partition never does that this would be hopeless."""
@@ -139,16 +139,16 @@ class MinCutPartition:
     def _all_are_hopeless(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> bool:
         """Whether no rewrites let torch's own partition keep the budget: none takes less than all of them."""
         self.request.lowering = self.session.kept_search.all_lowering()
-        halves = self.cut(joint, joint_inputs, **options) if self.request.lowering else None
-        if halves is not None:
-            self._with_all = self.request.lowering, halves, self._expected, self.short
+        graphs = self.cut(joint, joint_inputs, **options) if self.request.lowering else None
+        if graphs is not None:
+            self._with_all = self.request.lowering, graphs, self._expected, self.short
             return False
         self._lowerings = []
         return True
 
     def cut(
         self, joint: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any
-    ) -> Halved | None:
+    ) -> Partitioned | None:
         """Both graphs by the present rewrites; None where what cannot be fused is over the budget already."""
         program = self.hooks.rewrite(joint, num_fwd_outputs, self.request)
         assert self.hooks.captured is not None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from memopt.capture.joint import Halved
+from memopt.capture.joint import Partitioned
 from memopt.cuda_graphs.reserve import may_wait
 from memopt.graph.propagation import fake_mode
 from memopt.graph.rewrite import storages
@@ -42,7 +42,7 @@ _HARDLY = 50
 _SPARE = 20
 
 
-def wait_on_host(session: Session, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Halved:
+def wait_on_host(session: Session, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Partitioned:
     """Both graphs with some of what is saved copied to the host and back; the same ones where nothing is won by it.
 
     Args:
@@ -189,7 +189,7 @@ def sent(
     found: Sequence[fx.Node],
     problem: Problem,
     ways: Collection[Trip],
-) -> Halved:
+) -> Partitioned:
     """Copies of both graphs in which values go these ways.
 
     Args:

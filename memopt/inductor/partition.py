@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from memopt.capture.dynamo import Hooks
-from memopt.capture.joint import Halved
+from memopt.capture.joint import Partitioned
 from memopt.graph.rewrite import storages
 from memopt.inductor.edits import edits
 from memopt.inductor.fusion import realize
@@ -56,11 +56,11 @@ class Partition(CustomPartitionerFn):
         self._partition, self.token = partition, IN_ANY_ORDER
         self.donated: tuple[int, ...] | None = None
 
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Halved:
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Partitioned:
         """Cut the joint graph."""
         kwargs.pop("compiler", None)
-        halves: Halved = self._partition(gm, joint_inputs, **kwargs)
-        return halves
+        graphs: Partitioned = self._partition(gm, joint_inputs, **kwargs)
+        return graphs
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Partition:
         return self  # Inductor copies its settings for the keys of its cache
@@ -117,19 +117,19 @@ def cut_as_planned(hooks: Hooks, program: Program, num_fwd_outputs: int, **optio
     return forward, backward
 
 
-def in_order(half: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
-    """A copy of a half with its operations in the order of these names; what is not among them comes first, as it is.
+def in_order(module: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
+    """A copy of a graph with its operations in the order of these names; what is not among them comes first, as it is.
 
     It is what a program would be cut into whose operations of that phase are in that order.
     """
     place = {name: index for index, name in enumerate(names)}
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    given = [node for node in half.graph.nodes if node.op != "output"]
+    given = [node for node in module.graph.nodes if node.op != "output"]
     for node in sorted(given, key=lambda node: place.get(node.name, -1) if node.op == "call_function" else -1):
         copies[node] = copy_node(graph, node, copies.__getitem__)
-    copy_node(graph, half.graph.output_node(), copies.__getitem__)
-    return module_of(half, graph)
+    copy_node(graph, module.graph.output_node(), copies.__getitem__)
+    return module_of(module, graph)
 
 
 def _nothing_of_a_plan() -> None:
@@ -148,7 +148,7 @@ def compile_training(
     trace: Trace | None = None,
     cached: contextlib.AbstractContextManager[None] | None = None,
 ) -> Any:
-    """Lower one Dynamo graph with `inner` as the compiler of each half, cut apart by the partition.
+    """Lower one Dynamo graph with `inner` as the compiler of forward and backward graph, cut apart by the partition.
 
     A graph that is lowered several times is traced once, where each time is given the same `trace`. What torch's cache
     of joint graphs is to do meanwhile, `cached` says; else it is not used.
@@ -157,7 +157,7 @@ def compile_training(
         NoBackward: AOTAutograd takes the graph for inference.
     """
 
-    def half(module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+    def graph_compiler(module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         if options.get("is_inference"):
             raise NoBackward
         return inner(module, inputs, **options)
@@ -170,7 +170,7 @@ def compile_training(
         return compile_graph(
             fx.GraphModule(graph_module, graph_module.graph),
             example_inputs,
-            half,
+            graph_compiler,
             # Parts of a graph are for Inductor's own CUDA graphs, which are not used: finding them takes time.
             {
                 "custom_partitioner_fn": partition,

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from memopt.inductor.fusion import stored_reads
-from memopt.inductor.peak_lower_bound import larger_half, memory_of, read_by, there_at_first
+from memopt.inductor.peak_lower_bound import larger_graph, memory_of, read_by, there_at_first
 from memopt.memory.hand_over import handed_of
 from memopt.patterns.overwrites import written_over
 from memopt.program import is_any_view
@@ -19,7 +19,7 @@ from memopt.solve.liveness import profile
 from memopt.solve.lives import shared_bytes
 from memopt.torch_compat.inductor_compile import lays_out_channels_last
 
-# Of halves that were looked at before, by their forward: whoever chooses between two cuts asks, and who uses one.
+# Of graphs that were looked at before, by their forward: whoever chooses between two cuts asks, and who uses one.
 _known: WeakKeyDictionary[fx.GraphModule, tuple[fx.GraphModule, int, int]] = WeakKeyDictionary()
 # What forward graphs take, which is the same whatever order backward has.
 _forwards: WeakKeyDictionary[fx.GraphModule, int] = WeakKeyDictionary()
@@ -35,7 +35,7 @@ def expected_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: i
 
     Args:
         forward: the forward graph; its placeholders were there before.
-        backward: the backward half, on placeholders that forward made, or that were there before, or that are tangents.
+        backward: the backward graph, on placeholders that forward made, that were there before, or that are tangents.
         outputs: how many leading outputs of forward the caller gets, and holds.
     """
     known = _known.get(forward)
@@ -48,7 +48,7 @@ def expected_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: i
                 _forwards[module] = _peak(module, there, held)
             return _forwards[module]
 
-        taken = larger_half(forward, backward, outputs, peak) + _relaid_bytes(forward, outputs)
+        taken = larger_graph(forward, backward, outputs, peak) + _relaid_bytes(forward, outputs)
         known = _known[forward] = (backward, outputs, taken)
     return known[2]
 

@@ -32,10 +32,10 @@ def least_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int)
 
     Args:
         forward: the forward graph; its placeholders were there before.
-        backward: the backward half, on placeholders that forward made, or that were there before, or that are tangents.
+        backward: the backward graph, on placeholders that forward made, that were there before, or that are tangents.
         outputs: how many leading outputs of forward the caller gets, and holds.
     """
-    return int(_REORDERED * larger_half(forward, backward, outputs, _peak))
+    return int(_REORDERED * larger_graph(forward, backward, outputs, _peak))
 
 
 def least_of_backward(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Callable[..., list[int]]:
@@ -49,17 +49,17 @@ def least_of_backward(forward: fx.GraphModule, backward: fx.GraphModule, outputs
     return lambda nodes: _taken(nodes, there, held, handed)
 
 
-def larger_half(
+def larger_graph(
     forward: fx.GraphModule,
     backward: fx.GraphModule,
     outputs: int,
     peak: Callable[[fx.GraphModule, Collection[int], Mapping[int, int]], int],
 ) -> int:
-    """What the half takes that takes more, by a `peak` of a half.
+    """What the graph that takes more takes, by the `peak` of each.
 
     Args:
         forward, backward, outputs: the cut; see `least_bytes`.
-        peak: of a half, the storages that were there before and take nothing, and the bytes of those held throughout.
+        peak: of a graph, the storages that were there before and take nothing, and the bytes of those held throughout.
     """
     there, held = _ends(forward, outputs)
     return max(peak(forward, there, {}), peak(backward, there, held))
@@ -97,12 +97,12 @@ def memory_of(nodes: Iterable[fx.Node], there: Collection[int]) -> dict[fx.Node,
 def there_at_first(
     nodes: Iterable[fx.Node], own: Mapping[fx.Node, Mapping[int, int]], held: Mapping[int, int]
 ) -> dict[int, int]:
-    """The storages of a half's placeholders, and what is held, as key → bytes."""
+    """The storages of a graph's placeholders, and what is held, as key → bytes."""
     return dict(held) | {key: size for node in nodes if node.op == "placeholder" for key, size in own[node].items()}
 
 
 def read_by(node: fx.Node, handed: Collection[fx.Node]) -> list[fx.Node]:
-    """What a node reads; the end of a half reads no results that are handed over before it."""
+    """What a node reads; the end of a graph reads no results that are handed over before it."""
     return [value for value in node.all_input_nodes if node.op != "output" or value not in handed]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from memopt.capture.joint import Halved, is_tangent, split
+from memopt.capture.joint import Partitioned, is_tangent, split
 from memopt.graph.rewrite import descendants
 from memopt.inductor.fusion import realize
 from memopt.program import Phase, Program, copy_node, module_of
@@ -58,7 +58,7 @@ def _name(node: fx.Node) -> str:
     return str(node.meta.get("recomputes", node.name))
 
 
-def cut_by(plan: SizedPlan, joint: fx.GraphModule, *, num_fwd_outputs: int, **options: Any) -> Halved:
+def cut_by(plan: SizedPlan, joint: fx.GraphModule, *, num_fwd_outputs: int, **options: Any) -> Partitioned:
     """Both graphs of a joint graph with symbols, as the plan says.
 
     Args:
@@ -99,13 +99,13 @@ def _sizes_of_operators(joint: fx.GraphModule) -> list[fx.Node]:
     ]
 
 
-def in_order(half: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
-    """A copy of a half with its operations in the order of these names, each after what it reads.
+def in_order(module: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
+    """A copy of a graph with its operations in the order of these names, each after what it reads.
 
     What is not named comes where it is read first.
     """
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    nodes = [node for node in half.graph.nodes if node.op != "output"]
+    nodes = [node for node in module.graph.nodes if node.op != "output"]
     by_name = {node.name: node for node in nodes if node.op == "call_function"}
     given = [node for node in nodes if node.op != "call_function"]
     named = [by_name[name] for name in dict.fromkeys(names) if name in by_name]
@@ -120,5 +120,5 @@ def in_order(half: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
             waiting.pop()
             if node not in copies:
                 copies[node] = copy_node(graph, node, copies.__getitem__)
-    copy_node(graph, half.graph.output_node(), copies.__getitem__)
-    return module_of(half, graph)
+    copy_node(graph, module.graph.output_node(), copies.__getitem__)
+    return module_of(module, graph)

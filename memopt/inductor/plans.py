@@ -85,7 +85,7 @@ class Plans(Generic[T]):
         """
         session = compilation_of(self._hooks)
         more = not self._known and self._request.correction == 0
-        self._last, halves = "", None
+        self._last, graphs = "", None
         for left in reversed(range(_PLANS)):
             program = self._hooks.rewrite(joint, num_fwd_outputs, self._request)
             key = _key(program)
@@ -97,11 +97,11 @@ class Plans(Generic[T]):
                 if key == known or (asked > before and taken - size < session.limit_bytes // _WORTH):
                     self._last, self.same = known, key == known
                     raise KnownPlan
-            if halves is not None and key == self._last:
+            if graphs is not None and key == self._last:
                 break
             self._last = key
-            halves = cut_as_planned(self._hooks, program, num_fwd_outputs, **options)
-            forward, backward = halves
+            graphs = cut_as_planned(self._hooks, program, num_fwd_outputs, **options)
+            forward, backward = graphs
             if session.one_graph and not session.feasible:
                 session.fallbacks.raise_if_hopeless(session, least_bytes(forward, backward, num_fwd_outputs))
             self._expected = expected = expected_bytes(forward, backward, num_fwd_outputs)
@@ -119,7 +119,7 @@ class Plans(Generic[T]):
                 correction = saving
             self._request.correction = correction
             session.forget_plan()
-        return halves
+        return graphs
 
 
 def _key(program: Program) -> str:

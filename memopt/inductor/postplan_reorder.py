@@ -45,7 +45,7 @@ class _Order:
     """An order of the backward graph that only ever gets better.
 
     Attributes:
-        nodes: the half in its present order.
+        nodes: the graph in its present order.
         place: where each node stands.
         stored: what is stored, and where it is read.
     """
@@ -127,7 +127,7 @@ def _in_order(nodes: Sequence[fx.Node]) -> Sequence[fx.Node]:
 
 
 class _Until:
-    """The half up to a place, as a collection."""
+    """The graph up to a place, as a collection."""
 
     def __init__(self, place: Mapping[fx.Node, int], last: int) -> None:
         self._place, self._last = place, last
@@ -223,9 +223,9 @@ def _runs_again(node: fx.Node) -> bool:
 
 
 def _stretches(given: Sequence[fx.Node]) -> Iterator[list[fx.Node]]:
-    """The half cut behind every library call that is not one that runs again, and what belongs to it."""
+    """The graph cut behind every library call that is not one that runs again, and what belongs to it."""
     stretch: list[fx.Node] = []
-    for node, after in itertools.zip_longest(given, given[1:]):  # a half may be empty
+    for node, after in itertools.zip_longest(given, given[1:]):  # a graph may be empty
         stretch.append(node)
         ends = is_library_call(node) and not _runs_again(node)
         if (ends or is_effectful(node) or is_random(node)) and (after is None or after.target is not operator.getitem):

@@ -12,7 +12,7 @@ from memopt.backends.aten import Boxed, emit
 from memopt.capture.dynamo import Hooks, compilation_of
 from memopt.common.phases import phase
 from memopt.errors import first_line
-from memopt.inductor.halves import Halves
+from memopt.inductor.forward_backward import ForwardBackward
 from memopt.inductor.partition import Partition, compile_training, keep_order, planned_cut
 from memopt.inductor.replay import ReplayError
 from memopt.inductor.workspace import MeasuredWorkspace
@@ -22,10 +22,10 @@ from memopt.torch_compat.inductor_errors import InductorError
 def emit_training(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:
     """Lower a graph to its operators, captured as Inductor has it."""
 
-    def half(module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Boxed:
+    def operators(module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Boxed:
         return hooks.apart(emit(module))
 
-    lowered: Any = compile_training(graph_module, example_inputs, half, Partition(hooks.partition))
+    lowered: Any = compile_training(graph_module, example_inputs, operators, Partition(hooks.partition))
     return lowered  # type: ignore[no-any-return]
 
 
@@ -35,12 +35,12 @@ def rehearse(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks:
     No kernel is compiled: what is returned runs on fake tensors, to where the next graph is captured.
     """
     session = compilation_of(hooks)
-    halves = Halves(hooks.backward)
+    graphs = ForwardBackward(hooks.backward)
     partition = Partition(lambda joint, _, **options: planned_cut(hooks, joint, **options))
 
     def both(module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Boxed:
         run = emit(module)  # before the compiler rewrites it
-        halves.compile(module, inputs, **options)
+        graphs.compile(module, inputs, **options)
         return run
 
     try:
@@ -49,7 +49,7 @@ def rehearse(graph_module: fx.GraphModule, example_inputs: Sequence[Any], hooks:
             lowered: Any = compile_training(graph_module, example_inputs, both, partition)
         assert hooks.captured is not None
         with phase("replaying code"):
-            session.emitted(hooks.captured, halves.peaks(hooks.captured, MeasuredWorkspace(session.table)))
+            session.emitted(hooks.captured, graphs.peaks(hooks.captured, MeasuredWorkspace(session.table)))
     except InductorError as error:  # the graph may hold what this version of Inductor has no code for
         session.note(f"Inductor has no code for this graph: {first_line(error)}")
         return emit_training(graph_module, example_inputs, hooks)

@@ -17,10 +17,10 @@ from torch import fx
 from memopt.budget import BudgetError
 from memopt.capture.at_sizes import at_sizes
 from memopt.capture.dynamo import Hooks, compilation_of
-from memopt.capture.joint import Halved
+from memopt.capture.joint import Partitioned
 from memopt.common.phases import phase
 from memopt.engine import ManySizes
-from memopt.inductor.halves import Halves
+from memopt.inductor.forward_backward import ForwardBackward
 from memopt.inductor.min_cut_partition import save_overwritten
 from memopt.inductor.partition import Partition, compile_training, keep_order
 from memopt.inductor.planned_sizes import SizedPlan, cut_by, plan_of
@@ -57,7 +57,7 @@ class SymbolicTraining:
         """Take a Dynamo graph whose sizes are symbols, its inputs, and what makes a program of its joint graph."""
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
         self.session = compilation_of(hooks)
-        self._halves, self._request = Halves(hooks.backward), PlanRequest()
+        self._graphs, self._request = ForwardBackward(hooks.backward), PlanRequest()
         self._joint: tuple[fx.GraphModule, int] | None = None  # with symbols, and how many outputs forward has
         self._sizes = ServedSizes(hooks, example_inputs)
         self._grown = 0  # how often sizes came that were larger than any that are known
@@ -90,7 +90,7 @@ class SymbolicTraining:
             if run is None:
                 with self._alone():
                     run = self._lowered(sizes)
-                self._warm.lowered(self._halves)
+                self._warm.lowered(self._graphs)
                 self._warm.remember(self._at, self._sizes)
             self._step = session.step
         self.example_inputs = ()  # they are the caller's to let go of
@@ -153,14 +153,14 @@ class SymbolicTraining:
     def _lowered(self, sizes: Sizes) -> Callable[..., Any]:
         """The step for these sizes by torch's own partition, or by plans until the code of one keeps the budget."""
         session = self.session
-        before, halves = session.step, self._halves
+        before, graphs = session.step, self._graphs
         for number, (share, kept) in enumerate(_ATTEMPTS if self._plans else _ATTEMPTS[:1]):
             try:
                 run = self._attempt(sizes, share, kept=kept, first=not number)
             except _NoPlan:
-                self._halves = halves
+                self._graphs = graphs
                 break
-            halves = self._halves
+            graphs = self._graphs
             excess = self._excess(self._at)
             if excess > 0 and self._at != sizes:  # of larger sizes, which need not be served
                 self._sizes.refuse(self._at)
@@ -176,16 +176,16 @@ class SymbolicTraining:
         else:
             self._sizes.keep(self._at)
             self._load()
-        self.hooks.saves(self._halves.recomputed, self._halves.in_part)
+        self.hooks.saves(self._graphs.recomputed, self._graphs.in_part)
         return run
 
     def _attempt(self, sizes: Sizes, share: float, *, kept: bool, first: bool) -> Callable[..., Any]:
         """Lower the step once; see `_ATTEMPTS`. But for the first time that is by a plan, or not at all."""
-        self._halves, policy = Halves(self.hooks.backward), contextlib.ExitStack()
+        self._graphs, policy = ForwardBackward(self.hooks.backward), contextlib.ExitStack()
         self._sizes.forget()  # of what other code takes
         correction = -int(share * self.session.limit_bytes)
 
-        def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved:
+        def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Partitioned:
             self._joint = joint, options["num_fwd_outputs"]
             self._sizes.grows = grows_everywhere(joint)
             self._plan = self._planned_for(sizes, correction) if self._plans else None
@@ -203,7 +203,7 @@ class SymbolicTraining:
         partition, attempt = Partition(cut), self._warm.attempt()
         with policy:
             return compile_training(  # type: ignore[no-any-return]
-                self.graph_module, self.example_inputs, self._halves.compile, partition, cached=attempt
+                self.graph_module, self.example_inputs, self._graphs.compile, partition, cached=attempt
             )
 
     def _planned_for(self, sizes: Sizes, correction: int) -> SizedPlan | None:
@@ -239,7 +239,7 @@ class SymbolicTraining:
         """Compile and load the kernels, unless they are there."""
         if not self._loaded and not self._warm.runs:
             with phase("compiling kernels"):
-                self._halves.load()
+                self._graphs.load()
             self._loaded = True
 
     def _planned(self, sizes: Sizes, own: Sizes) -> Program:
@@ -284,7 +284,7 @@ class SymbolicTraining:
         captured = self.hooks.captured
         assert captured is not None
         with sizes_errors(), phase("replaying code"):
-            peaks = self._halves.at(Sized(sizes)).peaks(captured, MeasuredWorkspace(self.session.table))
+            peaks = self._graphs.at(Sized(sizes)).peaks(captured, MeasuredWorkspace(self.session.table))
         return self.session.emitted(captured, peaks)[1] or 0
 
     def _count_more(self, sizes: Sizes) -> None:

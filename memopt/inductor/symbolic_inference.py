@@ -17,7 +17,7 @@ from memopt.capture.joint import program_of_graph
 from memopt.common.phases import phase
 from memopt.engine import ManySizes
 from memopt.inductor.edits import edits
-from memopt.inductor.halves import Half, copy_of, peak_of
+from memopt.inductor.forward_backward import GraphCode, copy_of, peak_of
 from memopt.inductor.loading import loaded_by
 from memopt.inductor.own_memory import note_memory
 from memopt.inductor.served_sizes import ServedSizes, sizes_errors
@@ -45,7 +45,7 @@ class SymbolicInference:
         self.session = compilation_of(hooks)
         self._sizes = ServedSizes(hooks, example_inputs)
         self._graph: fx.GraphModule | None = None  # as AOTAutograd traced it
-        self._half: Half | None = None
+        self._code: GraphCode | None = None
 
     def compile(self) -> ManySizes:
         """Lower the graph for the sizes of this call, and for others.
@@ -89,8 +89,8 @@ class SymbolicInference:
     def _lowered(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         if not options.get("is_inference"):
             return compile_traced(module, inputs, **options)
-        self._graph, self._half = copy_of(module), Half(module)
-        with phase("generating code"), loaded_by(self._half.taken):
+        self._graph, self._code = copy_of(module), GraphCode(module)
+        with phase("generating code"), loaded_by(self._code.taken):
             return compile_traced(module, inputs, **options)
 
     def _serve(self, sizes: Sizes) -> bool:
@@ -114,10 +114,10 @@ class SymbolicInference:
             SizesError: the code could not be followed.
         """
         session, program = self.session, self._program(sizes)
-        half = self._half
-        assert half is not None
+        code = self._code
+        assert code is not None
         with sizes_errors(), phase("replaying code"):
-            peak = peak_of(half, Sized(sizes), MeasuredWorkspace(session.table))
+            peak = peak_of(code, Sized(sizes), MeasuredWorkspace(session.table))
         session.prepare_allocator()
         line = timeline(program, workspace(program, session.table.measure_all(program)))
         own = session.resident.total + constant_bytes(program) + line.peak_bytes

@@ -14,15 +14,15 @@ from torch import fx
 from memopt.backends.aten import AtenBackend
 from memopt.backends.hand_over import relayed
 from memopt.capture.dynamo import Hooks, compilation_of, outside_tracing
-from memopt.capture.joint import Halved, positions
+from memopt.capture.joint import Partitioned, positions
 from memopt.common.garbage import collect_early
 from memopt.common.phases import phase
 from memopt.engine import Recalled
 from memopt.errors import first_line
 from memopt.host.buffers import keep_for
 from memopt.inductor.forked_codegen import ForkedCodegen
+from memopt.inductor.forward_backward import ForwardBackward
 from memopt.inductor.generated import cuda_graph_step
-from memopt.inductor.halves import Halves
 from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.known_routes import KnownRoutes, Route, key_of
 from memopt.inductor.min_cut_partition import MinCutPartition
@@ -50,7 +50,7 @@ class _Attempt:
     """One way to lower a step. `excess` is None without a budget."""
 
     run: Callable[..., Any]
-    halves: Halves
+    graphs: ForwardBackward
     peaks: GraphPeaks | None
     settled: Route
     saving: int = 0
@@ -113,15 +113,15 @@ class Training:
         if self._key and self._followed is None and attempt.fits and not session.naming:
             KnownRoutes().put(self._key, attempt.settled)
         with phase("compiling kernels"):
-            attempt.halves.load()
-        session.waits_on_host(() if attempt.halves.forward is None else attempt.halves.forward.waiting)
-        if attempt.halves.forward is not None and attempt.halves.forward.waiting:
+            attempt.graphs.load()
+        session.waits_on_host(() if attempt.graphs.forward is None else attempt.graphs.forward.waiting)
+        if attempt.graphs.forward is not None and attempt.graphs.forward.waiting:
             keep_for(attempt.run)
         if session.graph_pool is not None and self.hooks.captured is not None:
-            step = attempt.halves.cuda_graph_step(self.hooks.captured, session.graph_pool)
+            step = attempt.graphs.cuda_graph_step(self.hooks.captured, session.graph_pool)
             self.hooks.may_be_captured(attempt.run, step)
         self.hooks.may_be_repeated(attempt.run, self._repeatable(attempt))
-        self.hooks.saves(attempt.halves.recomputed, attempt.halves.in_part)
+        self.hooks.saves(attempt.graphs.recomputed, attempt.graphs.in_part)
         return attempt.run
 
     def recall(self, facts: bytes) -> Recalled:
@@ -134,7 +134,7 @@ class Training:
 
     def _repeatable(self, attempt: _Attempt) -> Callable[[], None] | None:
         """Keeps the code for `recall`; None where it cannot be kept."""
-        forward, backward, entry = attempt.halves.forward, attempt.halves.backward, attempt.entry
+        forward, backward, entry = attempt.graphs.forward, attempt.graphs.backward, attempt.entry
         if backward is not None and backward.pieces is not None:
             return None
         if entry is None or forward is None or forward.waiting:  # what waits on the host, backward asks for by name
@@ -246,7 +246,7 @@ class Training:
     def _attempt(self, *, planned: bool) -> _Attempt | None:
         """Lower the step by a plan, or by torch's own partition, and then by a plan where that is hopeless."""
         session = self.session
-        halves = Halves(self.hooks.backward, self._ahead, self._meanwhile, breaks=self.hooks.graph_break)
+        graphs = ForwardBackward(self.hooks.backward, self._ahead, self._meanwhile, breaks=self.hooks.graph_break)
         with contextlib.ExitStack() as policy:
 
             def cut(joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
@@ -272,7 +272,7 @@ class Training:
                     run = compile_training(
                         self.graph_module,
                         self.example_inputs,
-                        halves.compile,
+                        graphs.compile,
                         partition,
                         self._trace,
                         self._joint_cache.attempt(),
@@ -285,15 +285,15 @@ class Training:
                 return self._again()
         captured = self.hooks.captured
         assert captured is not None
-        run = self._handing_over(run, captured, halves)
+        run = self._handing_over(run, captured, graphs)
         correction = self.request.correction if self.request.search else -self._own.spared
         settled = Route(self.request.search, tuple(item.key for item in self.request.lowering), correction)
         try:
             with phase("replaying code"):
-                peaks = halves.peaks(captured, MeasuredWorkspace(session.table))
+                peaks = graphs.peaks(captured, MeasuredWorkspace(session.table))
         except ReplayError as error:
             session.note(f"the peak of the generated code is not known: {error}")
-            return None if session.limit_bytes else _Attempt(run, halves, None, settled)  # it cannot be promised
+            return None if session.limit_bytes else _Attempt(run, graphs, None, settled)  # it cannot be promised
         saving, excess = session.emitted(captured, peaks)
         log.info("code of %s takes %d bytes: %s", settled.described, session.code_peak(), _against(excess))
         taken = 0 if excess is None else excess + session.usable(session.limit_bytes)
@@ -302,19 +302,19 @@ class Training:
         if taken and session.one_graph and not (self.request.search and session.feasible):
             self._least = taken if self._least is None else min(self._least, taken)
         entry = self._joint_cache.taken()
-        attempt = _Attempt(run, halves, peaks, settled, saving, excess, session.step, entry)
+        attempt = _Attempt(run, graphs, peaks, settled, saving, excess, session.step, entry)
         if settled.planned:
             self._plans.code = attempt
             self._plans.took(session.code_peak())
         return attempt
 
-    def _handing_over(self, run: Callable[..., Any], captured: Program, halves: Halves) -> Callable[..., Any]:
+    def _handing_over(self, run: Callable[..., Any], captured: Program, graphs: ForwardBackward) -> Callable[..., Any]:
         """The step whose gradients go to hooks, or to what reduces them, as soon as they are final."""
         early, hooks = self.session.early, self.hooks
         if early is None:
             return run
         wanted = hooks.handed.early
-        pieces = halves.hand_over(captured, wanted, hooks.backward) if wanted else None
+        pieces = graphs.hand_over(captured, wanted, hooks.backward) if wanted else None
         if pieces is None:
             if early.hooked.names:
                 self.session.note(HELD)
@@ -322,13 +322,13 @@ class Training:
         position = positions(captured.graph_module)
         return relayed(run, pieces.outputs, sources(captured, position), hooks.handed.watched(hooks.dropped))
 
-    def _meanwhile(self, halves: Halves) -> None:
+    def _meanwhile(self, graphs: ForwardBackward) -> None:
         """Do what there will be to do while backward's code is generated elsewhere."""
         with outside_tracing(), contextlib.suppress(Exception):  # what fails now fails when it is its turn
             self.session.record.prepare(self.session)
-            halves.follow_forward(MeasuredWorkspace(self.session.table))
-            if halves.forward is not None and self.session.resident.device.type == "cuda":
-                halves.forward.load()
+            graphs.follow_forward(MeasuredWorkspace(self.session.table))
+            if graphs.forward is not None and self.session.resident.device.type == "cuda":
+                graphs.forward.load()
                 collect_early()  # a step that is tried needs memory that garbage may hold
 
     def _again(self) -> _Attempt:
@@ -342,12 +342,12 @@ class Training:
             return known
         return dataclasses.replace(known, saving=saving, excess=excess, step=session.step)
 
-    def _own_cut(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Halved | None:
+    def _own_cut(self, joint: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Partitioned | None:
         """Both graphs by torch's partition, at first the one that settled the step once; None: no such cut has room."""
         if self._followed is not None:
-            halves = self._own.cut(joint, joint_inputs, **options)
-            if halves is not None:
-                return halves
+            graphs = self._own.cut(joint, joint_inputs, **options)
+            if graphs is not None:
+                return graphs
             self._followed = None
             self._start_from(Route(planned=False))
             self.request.lowering = ()

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from memopt.capture.dynamo import Hooks, compilation_of
-from memopt.inductor.halves import Halves
+from memopt.inductor.forward_backward import ForwardBackward
 from memopt.inductor.joint_cache import JointCache
 from memopt.inductor.recalled import digest_of, recalled
 from memopt.inductor.served_sizes import ServedSizes
@@ -93,11 +93,11 @@ class WarmSizes:
         """Within: what is made of the graph is remembered."""
         return self._cache.attempt()
 
-    def lowered(self, halves: Halves) -> None:
+    def lowered(self, graphs: ForwardBackward) -> None:
         """The graph was lowered in this process."""
         self._entry = self._cache.taken()
-        code = digest_of(halves.forward, halves.backward)
-        waits = halves.forward is None or halves.forward.waiting
+        code = digest_of(graphs.forward, graphs.backward)
+        waits = graphs.forward is None or graphs.forward.waiting
         self._counted = CountedSizes(self._hooks.key, code) if self._entry and code and not waits else None
         if code == self._there:
             self._entry = None  # it is on disk

@@ -32,7 +32,7 @@ def delay_weight_gradients(
         over: bytes by which so many above what was there before forward are too much, or 0.
 
     Returns:
-        Another half in that order; the same where there is none that takes less.
+        Another graph in that order; the same where there is none that takes less.
     """
     taken = least_of_backward(forward, backward, outputs)
     nodes = given = list(backward.graph.nodes)

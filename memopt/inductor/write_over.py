@@ -65,7 +65,7 @@ def write_over(
         last = others[-1] if others else None
         if last is None or not _alike(last, base) or not _is_element_by_element(last, base, reads):
             continue
-        if not _in_one_half(base, others) or not _in_one_half(last, ()):
+        if not _in_one_phase(base, others) or not _in_one_phase(last, ()):
             continue
         computed_from = ancestors([last])
         beside = [other for other in others if other not in computed_from]
@@ -100,12 +100,12 @@ def _is_element_by_element(node: fx.Node, base: fx.Node, reads: Mapping[fx.Node,
     return all(_is_element_by_element(operand, base, reads) for operand in inside)
 
 
-def _in_one_half(node: fx.Node, others: Collection[fx.Node]) -> bool:
-    """Whether the value, views looked through, is read in its own half only, by the others too; no caller gets it."""
+def _in_one_phase(node: fx.Node, others: Collection[fx.Node]) -> bool:
+    """Whether the value, views looked through, is read in its own phase only, by the others too; no caller gets it."""
     for user in (*node.users, *others):
         if user.op == "output" or user.meta.get("phase") is not node.meta.get("phase"):
             return False
-        if is_any_view(user) and not _in_one_half(user, ()):
+        if is_any_view(user) and not _in_one_phase(user, ()):
             return False
     return True
 

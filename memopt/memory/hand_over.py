@@ -27,7 +27,7 @@ class HandOver:
 
     Attributes:
         after: the name of the call node behind which they are.
-        outputs: which of the program's outputs they are; of a half's, once it was cut.
+        outputs: which of the program's outputs they are; of a graph's, once it was cut.
     """
 
     after: str
@@ -39,8 +39,8 @@ class Handing:
     """How the backward graph of a program hands gradients over.
 
     Attributes:
-        hand_overs: in order, by the half's outputs.
-        inputs: per output of the half, which input of the captured graph it is the gradient of; -1 for none.
+        hand_overs: in order, by the graph's outputs.
+        inputs: per output of the graph, which input of the captured graph it is the gradient of; -1 for none.
         shown: by name, nodes that show a parameter's or a buffer's memory, and its name: hooks may write there.
     """
 
@@ -91,10 +91,10 @@ def mark_handed(backward: fx.GraphModule, program: Program) -> None:
     backward.meta[_HANDED] = frozenset(place for place, output in enumerate(results) if output.handed)
 
 
-def handed_of(half: fx.GraphModule) -> frozenset[fx.Node]:
-    """The results of a half that are gone as soon as nothing reads them any more, where it was marked."""
-    places: frozenset[int] = half.meta.get(_HANDED, frozenset())
-    results: Any = half.graph.output_node().args[0] if places else ()
+def handed_of(module: fx.GraphModule) -> frozenset[fx.Node]:
+    """The results of a graph that are gone as soon as nothing reads them any more, where it was marked."""
+    places: frozenset[int] = module.meta.get(_HANDED, frozenset())
+    results: Any = module.graph.output_node().args[0] if places else ()
     kept = {value for place, value in enumerate(results) if place not in places}
     return frozenset(value for value in results if isinstance(value, fx.Node) and value not in kept)
 

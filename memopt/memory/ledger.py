@@ -118,10 +118,10 @@ def within_graph(ledger: Ledger | None) -> Iterator[None]:
 
 
 def apart(run: Callable[..., Any], ledger: Callable[[], Ledger | None]) -> Callable[..., Any]:
-    """A half of a captured graph, which the ledger of a rehearsal leaves out."""
+    """Forward or backward of a captured graph, which the ledger of a rehearsal leaves out."""
 
-    def half(*args: Any) -> Any:
+    def graph(*args: Any) -> Any:
         with within_graph(ledger()):
             return run(*args)
 
-    return boxed(half)
+    return boxed(graph)

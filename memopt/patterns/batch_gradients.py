@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def gradient_rule(node: fx.Node, states: States, size: int) -> Rule:
-    """What the node makes of its operands' batches, in either half of a training step.
+    """What the node makes of its operands' batches, in either phase of a training step.
 
     Raises:
         NotBatched: the entries of a sample would depend on other samples, or the operator is not known.

@@ -28,7 +28,7 @@ _SHARED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """Operations of one half of a step that run together on some samples at a time.
+    """Operations of one phase of a step that run together on some samples at a time.
 
     Attributes:
         members: in order; what each makes of the batch is in `rules`.

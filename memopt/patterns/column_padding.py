@@ -138,7 +138,7 @@ def _before(graph: fx.Graph, first: fx.Node, second: fx.Node) -> bool:
 def made_like(
     program: Program, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
 ) -> fx.Node:
-    """A new call where the graph is being edited, in the half and with the source line of a node."""
+    """A new call where the graph is being edited, in the phase and with the source line of a node."""
     made = program.graph.call_function(target, args, dict(kwargs or {}))
     made.meta = {key: item for key, item in node.meta.items() if key not in ("val", "inplace")}
     made.meta["val"] = fake_value(program, target, args, kwargs)

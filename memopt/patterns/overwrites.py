@@ -37,7 +37,7 @@ def _table_with_rows_added(node: fx.Node) -> fx.Node | None:
 
 
 def _first_operand(node: fx.Node, target: Any) -> fx.Node | None:
-    """What a call of `target` has as its first operand, if that is made in the same half, and no view."""
+    """What a call of `target` has as its first operand, if that is made in the same phase, and no view."""
     value = node.args[0] if node.target is target else None
     if not isinstance(value, fx.Node) or value.op != "call_function" or is_any_view(value):
         return None

@@ -117,7 +117,7 @@ class _Half:
             return [self._put_together(node, pieces[node]).name for node in wanted if self._is_read(node)]
 
     def _is_read(self, node: fx.Node) -> bool:
-        """Whether anything outside this half's chunks reads the narrow value."""
+        """Whether anything outside this phase's chunks reads the narrow value."""
         return node in self.known.read or any(user not in self.inside for user in node.users)
 
     def _prepare(self, ahead: GradInForward) -> None:
@@ -139,7 +139,7 @@ class _Half:
     # -- one chunk -----------------------------------------------------------------------------------------------
 
     def _compute(self, node: fx.Node) -> fx.Node:
-        """The node's value for the present chunk; a wide value of the other half is recomputed."""
+        """The node's value for the present chunk; a wide value of the other phase is recomputed."""
         if node not in self.chunks:
             recipe = self.region.recipes[node]
             args, kwargs = pytree.tree_map(self._operand, (recipe.args, recipe.kwargs))
@@ -174,7 +174,7 @@ class _Half:
         return self.before
 
     def _part(self, node: fx.Node, target: Any) -> fx.Node:
-        """The present chunk's rows of a value from outside, or of the other half's."""
+        """The present chunk's rows of a value from outside, or of the other phase's."""
         value = self.known.whole.get(node) or self._flat(node)
         return self._call(node, target, (value, 0, self.start, self.stop), {}, "rows")
 

@@ -123,7 +123,7 @@ class ExecutableReport:
     By XLA's own analysis; of `static` by the plan of its arena; of ONNX Runtime under a budget by measurement.
 
     Attributes:
-        name: which graph, half and piece it is.
+        name: which graph, graph and piece it is.
         arguments: of its arguments, weights included.
         outputs: of its results.
         temporaries: of everything between.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TypeVar
 
-from memopt.solve.half_peaks import HalfPeaks, all_half_peaks
+from memopt.solve.phase_peaks import PhasePeaks, all_phase_peaks
 from memopt.solve.problem import StepProblem
 from memopt.solve.recompute import Curve, Plan, curve, evenly
 from memopt.solve.schedule import Schedule, simulate
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 def curve_beside(problem: StepProblem, kernels: Sequence[bool] = (), *, seconds: float = 20.0) -> Curve:
-    """The trade-off between seconds and what each half takes, and what is saved between them.
+    """The trade-off between seconds and what each phase takes, and what is saved between them.
 
     A plan with the least peak of its own may save more than one that recomputes everything at once. That one is
     found where a moment between forward and backward is the dearest: by a workspace there as large as the step.
 
     Args:
         problem: the graph's step in plain numbers.
-        kernels: as for `half_peaks`.
+        kernels: as for `phase_peaks`.
         seconds: for the search, of one core.
 
     Returns:
@@ -35,19 +35,19 @@ def curve_beside(problem: StepProblem, kernels: Sequence[bool] = (), *, seconds:
     if 0 < problem.forward < len(problem.reads):
         saving = curve(_saved_alone(problem), seconds=seconds / 2).points
         found += [_counted(problem, point) for point in evenly(saving, _MOST)]
-    peaks = all_half_peaks(problem, (point.schedule for point in found), kernels)
+    peaks = all_phase_peaks(problem, (point.schedule for point in found), kernels)
     rated = [*zip(found, peaks, strict=True)]
     rated.sort(key=lambda item: (item[0].seconds, item[1].backward, item[1].saved, item[1].forward))
-    kept: list[tuple[Plan, HalfPeaks]] = []
-    for point, halves in rated:
-        if not any(_takes_no_more(other, halves) for _, other in kept):
-            kept.append((point, halves))
+    kept: list[tuple[Plan, PhasePeaks]] = []
+    for point, phases in rated:
+        if not any(_takes_no_more(other, phases) for _, other in kept):
+            kept.append((point, phases))
     least = min(point.peak_bytes for point, _ in kept)
     points = tuple(dataclasses.replace(point, minimum_bytes=least) for point, _ in kept)
-    return Curve(points, tuple(halves for _, halves in kept))
+    return Curve(points, tuple(phases for _, phases in kept))
 
 
-def _takes_no_more(one: HalfPeaks, other: HalfPeaks) -> bool:
+def _takes_no_more(one: PhasePeaks, other: PhasePeaks) -> bool:
     return one.forward <= other.forward and one.backward <= other.backward and one.saved <= other.saved
 
 

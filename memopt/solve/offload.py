@@ -40,7 +40,7 @@ class Offload:
     """What may travel.
 
     Attributes:
-        forward, backward: seconds of each operation, in order. Place i of a half is before its operation i.
+        forward, backward: seconds of each operation, in order. Place i of a phase is before its operation i.
         leaving, coming: places in forward and backward where copies may begin, or be waited for; rising.
         to_host, from_host: bytes per second of the link.
         values: what may wait.

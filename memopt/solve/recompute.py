@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from memopt.solve.archive import State
 from memopt.solve.descend import refine, seed, slide
-from memopt.solve.half_peaks import HalfPeaks
 from memopt.solve.improve import Improver
+from memopt.solve.phase_peaks import PhasePeaks
 from memopt.solve.problem import StepProblem
 from memopt.solve.rollout import Rollout
 from memopt.solve.schedule import Schedule
@@ -59,7 +59,7 @@ class Curve:
     """
 
     points: tuple[Plan, ...]
-    peaks: tuple[HalfPeaks, ...] = ()
+    peaks: tuple[PhasePeaks, ...] = ()
 
     @property
     def minimum_bytes(self) -> int:

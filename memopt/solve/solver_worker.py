@@ -8,7 +8,7 @@ import sys
 from typing import NamedTuple
 
 from memopt.solve.beside import curve_beside
-from memopt.solve.half_peaks import all_half_peaks
+from memopt.solve.phase_peaks import all_phase_peaks
 from memopt.solve.problem import StepProblem
 from memopt.solve.recompute import Curve, curve
 
@@ -19,7 +19,7 @@ class Job(NamedTuple):
     Attributes:
         problem: one graph's step.
         seconds: for it, of one core.
-        kernels: per operation, whether a kernel is generated for it (`half_peaks`).
+        kernels: per operation, whether a kernel is generated for it (`phase_peaks`).
         beside: whether the graph is one of several in a step, so that what it saves counts by itself (`curve_beside`).
     """
 
@@ -51,7 +51,7 @@ def _searched(job: Job) -> Curve:
 def with_peaks(found: Curve, problem: StepProblem, kernels: tuple[bool, ...]) -> Curve:
     """The same curve with what the graphs of its plans take: thousands of operations, for each of hundreds of plans."""
     schedules = (point.schedule for point in found.points)
-    return dataclasses.replace(found, peaks=all_half_peaks(problem, schedules, kernels))
+    return dataclasses.replace(found, peaks=all_phase_peaks(problem, schedules, kernels))
 
 
 def serve() -> None:

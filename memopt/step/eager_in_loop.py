@@ -33,7 +33,7 @@ def eager_in_loop(
     if loop.alone and len(graphs) == 1 and graphs[0].alone is not None:
         backward = [dataclasses.replace(backward[0], backward=graphs[0].alone)]
     with between_graphs(between):
-        halves = [beside + step_peak(half) for half in (forward, backward)]
-    first, second = (half if most is None else min(half, most) for half in halves)
+        phases = [beside + step_peak(phase) for phase in (forward, backward)]
+    first, second = (phase if most is None else min(phase, most) for phase in phases)
     saved = sum(graph.saved for graph in graphs)
     return max(first + loop.forward, saved + loop.between, second + (kept if loop.kept else 0) + loop.backward)

@@ -13,7 +13,7 @@ from memopt.common.scoped import scoped
 from memopt.memory.rounding import allocated_bytes
 from memopt.memory.timeline import Timeline
 from memopt.program import InputKind, OutputKind, Program
-from memopt.solve.half_peaks import HalfPeaks, half_peaks
+from memopt.solve.phase_peaks import PhasePeaks, phase_peaks
 from memopt.solve.schedule import Schedule
 from memopt.step.encode_step import Lowering
 
@@ -106,15 +106,15 @@ def scheduled_peaks(program: Program, lowering: Lowering, schedule: Schedule) ->
 
     Where kernels are generated they write over what they read last, which the search does not know.
     """
-    (found,) = graph_peaks(program, lowering, [half_peaks(lowering.problem, schedule, lowering.kernels)])
+    (found,) = graph_peaks(program, lowering, [phase_peaks(lowering.problem, schedule, lowering.kernels)])
     return found
 
 
-def graph_peaks(program: Program, lowering: Lowering, halves: Sequence[HalfPeaks]) -> list[GraphPeaks]:
+def graph_peaks(program: Program, lowering: Lowering, phases: Sequence[PhasePeaks]) -> list[GraphPeaks]:
     """The peaks of a training program by several schedules, of which each takes such graphs."""
     left = _left_bytes(program, sum(lowering.problem.sizes[s] for s in lowering.problem.pinned))
     gradients = gradients_of(program)
-    return [GraphPeaks(half.forward, half.backward, half.saved, left, gradients) for half in halves]
+    return [GraphPeaks(phase.forward, phase.backward, phase.saved, left, gradients) for phase in phases]
 
 
 def _left_bytes(program: Program, end_bytes: int) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from memopt.memory.timeline import Timeline
 from memopt.program import Program
 from memopt.solve.check import check
-from memopt.solve.half_peaks import half_peaks
 from memopt.solve.in_place import in_place_floor
+from memopt.solve.phase_peaks import phase_peaks
 from memopt.solve.recompute import Curve, Plan
 from memopt.solve.schedule import Schedule, simulate
 from memopt.step.curve import CurvePoint, step_curve
@@ -211,7 +211,7 @@ class StepPlanner:
             plan = in_place_floor(lowering.problem, lowering.over, seconds=self._seconds * _SINKING / len(graphs))
             if plan is None or plan.schedule in [point.schedule for point in found.points]:
                 continue
-            added = half_peaks(lowering.problem, plan.schedule, lowering.kernels)
+            added = phase_peaks(lowering.problem, plan.schedule, lowering.kernels)
             self._put_curve(graph, Curve((*found.points, plan), (*peaks_on(found, lowering), added)))
             lower = self._with(best, graph, len(found.points))
             if self.peak(lower) < least:

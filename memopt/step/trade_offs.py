@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from memopt.program import Program
-from memopt.solve.half_peaks import HalfPeaks
+from memopt.solve.phase_peaks import PhasePeaks
 from memopt.solve.recompute import Curve
 from memopt.solve.solver_worker import Job, searched, with_peaks
 from memopt.step.encode_step import Cost, Lowering, lower
@@ -35,6 +35,6 @@ def curves_of(
     return [search(lowering, job.seconds) for lowering, job in zip(lowerings, jobs, strict=True)]
 
 
-def peaks_on(found: Curve, lowering: Lowering) -> tuple[HalfPeaks, ...]:
+def peaks_on(found: Curve, lowering: Lowering) -> tuple[PhasePeaks, ...]:
     """What both graphs of each plan on a curve take."""
     return found.peaks or with_peaks(found, lowering.problem, lowering.kernels).peaks

@@ -20,7 +20,7 @@ from torch._functorch._aot_autograd.schemas import AOTAutogradCacheInfo
 
 from memopt.torch_compat.patched import replaced
 
-# What AOTAutograd calls to make an entry of what it has compiled, and for the half in it.
+# What AOTAutograd calls to make an entry of what it has compiled, and for the graph in it.
 _CACHE, _SERIALIZE = "_cache_autograd_info", "serialize_graph_module"
 
 Serialize = Callable[[fx.GraphModule], Any]
@@ -70,7 +70,7 @@ def entries_to(key: str, keep: Callable[[Any], None], serializing: Callable[[Ser
     Args:
         key: the graph's; empty where it has none: no entry is made then.
         keep: takes the entry.
-        serializing: makes of what serializes a half what does so instead.
+        serializing: makes of what serializes a graph what does so instead.
     """
     with config.patch(enable_autograd_cache=False), contextlib.ExitStack() as stack:
         # Torch 2.9 makes entries in another place; a bundled one would take the code apart that is to run.

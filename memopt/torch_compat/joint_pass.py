@@ -45,13 +45,13 @@ def after_joint_passes(edit: Callable[[fx.Graph], None], versions: str) -> dict[
     return _setting(_THEN, edit, versions)
 
 
-def before_passes_of_halves(edit: Callable[[fx.Graph], None], versions: str) -> dict[str, Any]:
-    """The same for one half of a step, or a graph for inference, before Inductor's last passes."""
+def before_passes_of_graphs(edit: Callable[[fx.Graph], None], versions: str) -> dict[str, Any]:
+    """The same for one graph of a step, or a graph for inference, before Inductor's last passes."""
     return _setting(_HALF, edit, versions)
 
 
 def before_lowering(edit: Callable[[fx.Graph], None], versions: str) -> dict[str, Any]:
-    """The same for each graph that is about to be lowered: one half of a step, or one for inference."""
+    """The same for each graph that is about to be lowered: one graph of a step, or one for inference."""
     return _setting(_LAST, edit, versions)
 
 

@@ -24,10 +24,10 @@ def min_cut(
         options: what AOTAutograd gives to a partitioner, `num_fwd_outputs` among it.
     """
     with unchecked_copies():
-        halves: tuple[fx.GraphModule, fx.GraphModule] = partitioners.min_cut_rematerialization_partition(
+        graphs: tuple[fx.GraphModule, fx.GraphModule] = partitioners.min_cut_rematerialization_partition(
             module, joint_inputs, compiler="inductor", **options
         )
-    return halves
+    return graphs
 
 
 def partition_at(
@@ -56,9 +56,9 @@ def partition_at(
         "static_lifetime_input_nodes": OrderedSet(static),
     }
     with unchecked_copies():
-        halves: tuple[fx.GraphModule, fx.GraphModule] = partitioners._extract_fwd_bwd_modules(
+        graphs: tuple[fx.GraphModule, fx.GraphModule] = partitioners._extract_fwd_bwd_modules(
             module,
             [node for node in saved if node not in apart],
             **{name: value for name, value in arguments.items() if name in known},
         )
-    return halves
+    return graphs

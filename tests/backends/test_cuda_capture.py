@@ -1,4 +1,4 @@
-"""Halves of a training step as CUDA graphs on a real device."""
+"""Graphs of a training step as CUDA graphs on a real device."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_nothing_is_captured_where_there_is_no_room_for_what_a_generator_needs()
     assert results[0].tolist() == [2.0] * 4
 
 
-def test_what_waits_on_the_host_between_the_halves_is_captured_with_them():
+def test_what_waits_on_the_host_between_the_graphs_is_captured_with_them():
     code = Waiting()
     step, run = step_of(code, GraphPool(CudaGraphCapturer()))
     weight, count = torch.tensor(0.7, device="cuda", requires_grad=True), torch.zeros((), device="cuda")

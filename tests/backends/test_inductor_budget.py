@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.inductor.halves import Halves
+from memopt.inductor.forward_backward import ForwardBackward
 from memopt.step.search import StepSearch
 from tests.end_to_end import build, gradients, resident_bytes, restorer, step
 
@@ -223,13 +223,13 @@ def test_several_graphs_share_the_budget():
 
 @pytest.mark.long
 def test_what_no_code_keeps_runs_operator_by_operator_and_says_so(monkeypatch):
-    peaks = Halves.peaks
+    peaks = ForwardBackward.peaks
 
     def more(self, program, workspace):
         found = peaks(self, program, workspace)
         return dataclasses.replace(found, backward=2 * found.backward)
 
-    monkeypatch.setattr(Halves, "peaks", more)
+    monkeypatch.setattr(ForwardBackward, "peaks", more)
     model, inputs = without_dropout("gpt2")
     expected = eager_gradients(model, inputs)
     torch._dynamo.reset()
@@ -240,13 +240,13 @@ def test_what_no_code_keeps_runs_operator_by_operator_and_says_so(monkeypatch):
 
 
 def test_code_whose_peak_is_not_known_does_not_run_under_a_budget(monkeypatch):
-    from memopt.inductor.halves import Halves
+    from memopt.inductor.forward_backward import ForwardBackward
     from memopt.inductor.replay import ReplayError
 
     def unknown(*args):
         raise ReplayError("made up")
 
-    monkeypatch.setattr(Halves, "peaks", unknown)
+    monkeypatch.setattr(ForwardBackward, "peaks", unknown)
     torch.manual_seed(0)
     model, inputs = Broken().second, {"input": torch.randn(256, 32)}
     compiled = memopt.compile(nn.Sequential(model, nn.Flatten(0)), "1GB", backend="inductor")

@@ -132,7 +132,7 @@ def test_nothing_is_copied_between_pytorch_and_xla(
         assert result.is_contiguous(memory_format=layout)
         result.square().mean().backward()
     assert_near(model, expected)
-    # The input goes to both halves, and the gradient of the result; what forward saves only where hooks look at it.
+    # The input goes to both graphs, and the gradient of the result; what forward saves only where hooks look at it.
     assert all(shared) and (len(shared) > 5 if hooked else len(shared) == 3)
     assert not hooked or min(value.numel() for value in saved) > 0
 

@@ -139,7 +139,7 @@ def test_what_torch_s_capture_makes_wrong_is_found_without_the_mends(name, monke
 
 def test_gradients_that_vanish_in_emitted_code_are_found_without_the_mend(monkeypatch):
     monkeypatch.setattr(boundary, "views_outside", lambda graph_module: None)
-    for module in ("halves", "recalled"):  # these results are apart in the end, too
+    for module in ("forward_backward", "recalled"):  # these results are apart in the end, too
         monkeypatch.setattr(f"memopt.inductor.{module}.writable", lambda run, in_part=tuple: run)
     model = Plain(lambda linear, x: (lambda y: (y[:, :4], y[:, 4:], y.detach()))(linear(x).sin()))
     with pytest.raises(ModelError, match="gradient of linear") as error:

@@ -1,4 +1,4 @@
-"""Joint graphs: which half a node runs in, what inputs and outputs are, and halves that train as eager does."""
+"""Joint graphs: phases of nodes, kinds of inputs and outputs; forward and backward graphs that train as eager does."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_tensors_of_the_graph_are_constant_inputs_and_attributes_again_for_a_cal
     assert_same(module(*arguments), program.run(*arguments))
 
 
-# -- halves ---------------------------------------------------------------------------------------------------------
+# -- forward and backward graphs ------------------------------------------------------------------------------------
 
 
 def test_saved_is_what_crosses_and_the_inputs_that_backward_reads() -> None:
@@ -245,7 +245,7 @@ def batch_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         batch_norm,
     ],
 )
-def test_the_halves_give_eager_outputs_and_gradients(function: Callable[..., torch.Tensor]) -> None:
+def test_both_graphs_give_eager_outputs_and_gradients(function: Callable[..., torch.Tensor]) -> None:
     def step(run: Callable[..., Any]) -> list[torch.Tensor]:
         x, w = X.clone().requires_grad_(), weight()
         torch.manual_seed(3)

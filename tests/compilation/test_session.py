@@ -6,7 +6,7 @@ from torch import nn
 
 import memopt
 from memopt.backends.aten import AtenBackend
-from memopt.inductor.halves import Halves
+from memopt.inductor.forward_backward import ForwardBackward
 from memopt.step.by_loss_alone import ByLossAlone
 from tests.backends.conftest import _compiler
 
@@ -50,17 +50,17 @@ class Beside(nn.Module):
 @pytest.mark.usefixtures("_compiler")
 def test_no_code_is_made_of_a_plan_that_is_hopeless_where_less_may_be_planned_for(monkeypatch):
     """With the gradients of the logits nothing keeps the budget, whatever is fused: their code would be in vain."""
-    happened, compile_half, refused_before = [], Halves.compile, ByLossAlone.refused
+    happened, compile_graph, refused_before = [], ForwardBackward.compile, ByLossAlone.refused
 
     def compiles(self, *args, **options):
         happened.append("code")
-        return compile_half(self, *args, **options)
+        return compile_graph(self, *args, **options)
 
     def seen(self, error, **options):
         happened.append(self.stage)
         return refused_before(self, error, **options)
 
-    monkeypatch.setattr(Halves, "compile", compiles)
+    monkeypatch.setattr(ForwardBackward, "compile", compiles)
     monkeypatch.setattr(ByLossAlone, "refused", seen)
     with pytest.raises(memopt.BudgetError) as refused:
         memopt.compile(Beside(), "60kB", backend="inductor")(torch.randn(64, 8))

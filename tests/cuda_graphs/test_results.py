@@ -15,7 +15,7 @@ from tests.cuda_graphs.tape import Tape
 
 
 class Code:
-    """The halves of a loss and its logits, with what backward reads: the logits themselves, and another value."""
+    """The graphs of a loss and its logits, with what backward reads: the logits themselves, and another value."""
 
     def forward(self, args: list[Any]) -> list[Any]:
         weight, x = args

@@ -1,4 +1,4 @@
-"""What is at the ends of a step's halves, by names of values."""
+"""What is at the ends of a step's graphs, by names of values."""
 
 import pytest
 

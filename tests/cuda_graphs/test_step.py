@@ -1,4 +1,4 @@
-"""Captured halves of a step: the same numbers as the code's own, and the code itself where anything differs."""
+"""Captured graphs of a step: the same numbers as the code's own, and the code itself where anything differs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cuda_graphs.tape import Tape
 
 
 class Code:
-    """The halves of y = (tanh(x·w))·w summed, with a count of calls in a buffer, as generated code has them."""
+    """The graphs of y = (tanh(x·w))·w summed, with a count of calls in a buffer, as generated code has them."""
 
     def __init__(self):
         self.calls = []
@@ -299,7 +299,7 @@ def test_ends_are_known_by_the_names_of_values():
 
 
 class Transposed:
-    """The halves of (w·x) summed, whose gradients lie otherwise than w and x."""
+    """The graphs of (w·x) summed, whose gradients lie otherwise than w and x."""
 
     def forward(self, args):
         weight, x = args

@@ -1,4 +1,4 @@
-"""Torch's own cut leaves what rewrites have put into a graph in the half that they put it into."""
+"""Torch's own cut leaves what rewrites have put into a graph in the phase that they put it into."""
 
 import torch
 from torch import fx

@@ -28,10 +28,10 @@ def test_inputs_and_outputs_stay_and_products_are_no_kernels():
 def test_a_kernel_that_reads_what_a_window_reads_is_computed_beside_it_or_is_not_due():
     program = step()
     stored, place = StoredReads(program), {}
-    half = [node for node in program.calls if node.meta["phase"] is Phase.BACKWARD]
-    place.update((node, number) for number, node in enumerate(half))
-    done = set(program.graph.nodes) - set(half)
-    kernels = [node for node in half if node in stored.kernels]
+    phase = [node for node in program.calls if node.meta["phase"] is Phase.BACKWARD]
+    place.update((node, number) for number, node in enumerate(phase))
+    done = set(program.graph.nodes) - set(phase)
+    kernels = [node for node in phase if node in stored.kernels]
     assert kernels
     for kernel in kernels:
         found = Beside(stored).found([kernel], done | {kernel}, place)

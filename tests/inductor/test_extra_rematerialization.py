@@ -8,7 +8,7 @@ import memopt
 from memopt.inductor import training as engine
 from memopt.inductor.extra_rematerialization import rematerialize_saved
 from memopt.inductor.partition import saved_bytes
-from tests.inductor.test_peak_lower_bound import half, needs_compiler
+from tests.inductor.test_peak_lower_bound import graph_of, needs_compiler
 
 aten = torch.ops.aten
 SIZE = 160  # values of 160 by 160 floats: 102,400 bytes
@@ -28,7 +28,7 @@ def ahead(call, x, weight):
 @pytest.fixture
 def cut():
     x, weight, tangent = (torch.randn(SIZE, SIZE) for _ in range(3))
-    forward = half({"x": x, "weight": weight}, ahead)
+    forward = graph_of({"x": x, "weight": weight}, ahead)
     _, *saved = forward.graph.output_node().args[0]
     given = dict(zip([node.name for node in saved], forward(x, weight)[1:], strict=True))
 
@@ -36,12 +36,12 @@ def cut():
         found = [call(aten.mm.default, tangent, value) for value in (drawn, cosine, product)]
         return [*found, call(aten.mul.Tensor, first, tangent)]
 
-    backward = half({"weight": weight, **given, "tangents_1": tangent}, back)
+    backward = graph_of({"weight": weight, **given, "tangents_1": tangent}, back)
     return forward, backward, (x, weight, tangent)
 
 
 def run(forward, backward, x, weight, tangent):
-    """All results of both halves, saved values passed on by name."""
+    """All results of both graphs, saved values passed on by name."""
     made = forward(x, weight)
     names = [node.name for node in forward.graph.output_node().args[0]]
     known = {**dict(zip(names, made, strict=True)), "weight": weight, "tangents_1": tangent}
@@ -112,7 +112,7 @@ def test_what_is_drawn_stays_saved():
     forward = torch.fx.GraphModule({}, graph)
     names = [node.name for node in forward.graph.output_node().args[0]]
     values = {name: x.clone() for name in names}
-    backward = half(values, lambda call, *saved: [call(aten.neg.default, value) for value in saved])
+    backward = graph_of(values, lambda call, *saved: [call(aten.neg.default, value) for value in saved])
     assert rematerialize_saved(forward, backward, 0, 1) is None
 
 

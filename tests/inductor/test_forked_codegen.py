@@ -119,18 +119,18 @@ def lowered_here(monkeypatch):
 
 
 def in_the_copy(monkeypatch, act):
-    """Have a copy of this process call `act` with each half that it is about to lower."""
+    """Have a copy of this process call `act` with each graph that it is about to lower."""
     inner, first = compile_fx.compile_fx_inner, os.getpid()
 
-    def compile_fx_inner(half, inputs, **options):
+    def compile_fx_inner(module, inputs, **options):
         if os.getpid() != first:
-            act(half)
-        return inner(half, inputs, **options)
+            act(module)
+        return inner(module, inputs, **options)
 
     monkeypatch.setattr(compile_fx, "compile_fx_inner", compile_fx_inner)
 
 
-def sleeps(_half):
+def sleeps(_code):
     while True:
         time.sleep(1)
 
@@ -160,11 +160,11 @@ def _code(source):
     return [line for line in source.splitlines() if not any(name in line for name in named)]
 
 
-def raises(_half):
+def raises(_code):
     raise RuntimeError("no code")
 
 
-def is_killed(_half):
+def is_killed(_code):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -235,11 +235,11 @@ def test_an_error_here_ends_the_copy(monkeypatch):
         compiled(monkeypatch)
 
 
-def adds_instead(half):
-    for node in half.graph.nodes:
+def adds_instead(module):
+    for node in module.graph.nodes:
         if node.target is torch.ops.aten.mul.Tensor:
             node.target = torch.ops.aten.add.Tensor
-    half.recompile()
+    module.recompile()
 
 
 def test_code_of_another_backward_is_not_taken(monkeypatch):

@@ -276,7 +276,7 @@ def test_a_number_for_each_row_is_stored_where_a_kernel_after_a_library_call_rea
     assert stored(program) == {"rsqrt"}
 
 
-def test_a_number_for_each_row_is_stored_where_the_other_half_reads_it():
+def test_a_number_for_each_row_is_stored_where_the_other_phase_reads_it():
     """The labels of a loss, say, shifted by one: a kernel would look them up for each class."""
 
     def loss(x, weights):

@@ -20,7 +20,7 @@ from memopt.program import Phase
 from memopt.solve.recompute import plan
 from memopt.step.encode_step import lower
 from tests.inductor.test_fusion import fused, marked
-from tests.inductor.test_peak_lower_bound import half
+from tests.inductor.test_peak_lower_bound import graph_of
 from tests.passes.build import arguments, capture_joint
 from tests.support import assert_same
 
@@ -105,7 +105,7 @@ def test_what_is_joined_channels_last_is_stored_beside_it_where_something_else_r
         joined = call(aten.cat.default, [kept, alone, x], 1)
         return call(aten.neg.default, joined), call(aten.neg.default, kept)
 
-    module = half({"x": torch.randn(2, 4, 8, 8).to(memory_format=memory_format)}, build)
+    module = graph_of({"x": torch.randn(2, 4, 8, 8).to(memory_format=memory_format)}, build)
     realize(module)
     asked = [node.target for node in module.graph.nodes if node.meta.get("inductor_realize_to_strides")]
     assert asked == ([aten.relu.default] if memory_format is torch.channels_last else [])

@@ -1,4 +1,4 @@
-"""A graph's generated code, and both halves' as a step that may be captured."""
+"""A graph's generated code, and both graphs' as a step that may be captured."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def taken(path, call, around=lambda call: call):
 
 
 def test_it_is_known_at_once_and_loaded_when_it_runs(tmp_path):
-    code, module, loads = taken(tmp_path / "half.py", sum)
+    code, module, loads = taken(tmp_path / "graph.py", sum)
     assert code.wrapper == Wrapper("code = 1", {"constant": 3}) and not loads
     assert module.call([1, 2]) == 3 and module.call([3, 4]) == 7
     code.load()
@@ -34,20 +34,20 @@ def test_it_is_known_at_once_and_loaded_when_it_runs(tmp_path):
 
 
 def test_what_is_put_around_it_is_around_what_runs_instead_too(tmp_path):
-    code, module, _ = taken(tmp_path / "half.py", sum, lambda call: lambda args: -call(args))
+    code, module, _ = taken(tmp_path / "graph.py", sum, lambda call: lambda args: -call(args))
     assert module.call([1, 2]) == -3
     code.instead = max
     assert module.call([1, 2]) == -2
 
 
 def test_before_there_is_code_nothing_is_recordable(tmp_path):
-    code, _, _ = taken(tmp_path / "half.py", sum)
+    code, _, _ = taken(tmp_path / "graph.py", sum)
     assert GeneratedCode().load() is None
     assert cuda_graph_step(code, GeneratedCode(), SIGNATURE, SimpleNamespace()) is None
     assert cuda_graph_step(GeneratedCode(), code, SIGNATURE, SimpleNamespace()) is None
 
 
-def test_halves_run_by_the_step_that_may_be_captured(tmp_path):
+def test_graphs_run_by_the_step_that_may_be_captured(tmp_path):
     first, forward, _ = taken(tmp_path / "first.py", lambda args: [sum(args)])
     second = taken(tmp_path / "second.py", lambda args: [max(args)])[0]
     step = cuda_graph_step(first, second, SIGNATURE, SimpleNamespace(busy=True))
@@ -57,14 +57,14 @@ def test_halves_run_by_the_step_that_may_be_captured(tmp_path):
     assert step.steered is None  # this code has no lines to be told
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_code_that_cannot_be_loaded_says_so_when_it_is_to_run(tmp_path, half):
+@pytest.mark.parametrize("graph", [0, 1])
+def test_code_that_cannot_be_loaded_says_so_when_it_is_to_run(tmp_path, graph):
     def broken():
         raise OSError("a kernel is lost")
 
     codes = [taken(tmp_path / f"{index}.py", sum)[0] for index in range(2)]
     (tmp_path / "lost.py").write_text("")
-    codes[half].taken(broken, str(tmp_path / "lost.py"), {})
+    codes[graph].taken(broken, str(tmp_path / "lost.py"), {})
     with pytest.raises(OSError, match="a kernel is lost"):
         cuda_graph_step(*codes, SIGNATURE, SimpleNamespace())
 

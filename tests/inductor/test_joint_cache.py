@@ -49,11 +49,11 @@ def _found(cache, graph_module, inputs, *, facts=b"facts", around=lambda call: c
         return None
 
 
-def _lowered(cache, halves, *, look=True, facts=b"facts"):
+def _lowered(cache, graphs, *, look=True, facts=b"facts"):
     """A backend that looks for a graph in vain, and lowers it."""
 
     def inner(module, inputs, **options):
-        halves.append(module)
+        graphs.append(module)
         return inductor.compile_fx_inner(module, inputs, **options)
 
     def lower(graph_module, inputs):
@@ -119,14 +119,14 @@ def test_backward_alone_runs_within_what_is_put_around_it():
 
 
 def test_the_metadata_of_nodes_stays():
-    cache, halves = JointCache(), []
-    _step(_lowered(cache, halves))
-    assert cache.taken() is not None and len(halves) == 2
-    assert all("val" in node.meta for half in halves for node in half.graph.nodes if node.op == "call_function")
+    cache, graphs = JointCache(), []
+    _step(_lowered(cache, graphs))
+    assert cache.taken() is not None and len(graphs) == 2
+    assert all("val" in node.meta for module in graphs for node in module.graph.nodes if node.op == "call_function")
 
 
 def test_what_cannot_be_serialized_runs(monkeypatch):
-    def fails(half):
+    def fails(module):
         raise TypeError("no pickle")
 
     monkeypatch.setattr(graph_compile, "serialize_graph_module", fails)

@@ -1,4 +1,4 @@
-"""Modules of halves go through who asked for them; those of kernels do not."""
+"""Modules of graphs go through who asked for them; those of kernels do not."""
 
 from types import SimpleNamespace
 
@@ -21,19 +21,19 @@ def loads(monkeypatch):
     return found
 
 
-def test_a_half_is_loaded_when_and_how_it_is_asked_for(loads):
+def test_a_graph_is_loaded_when_and_how_it_is_asked_for(loads):
     asked = []
 
-    def half(load, path, attributes):
+    def taken(load, path, attributes):
         asked.append((load, path, dict(attributes)))
         return stand_in(lambda args: load().call(args), path)
 
-    with loaded_by(half):
+    with loaded_by(taken):
         kernel = codecache.PyCodeCache.load_by_key_path("kernel", "k.py")
-        module = codecache.PyCodeCache.load_by_key_path("half", "h.py", None, {"constant": 3}, set_sys_modules=False)
+        module = codecache.PyCodeCache.load_by_key_path("taken", "h.py", None, {"constant": 3}, set_sys_modules=False)
     assert loads == ["kernel"] and kernel.call([1]) == [1, "kernel"]
     assert [item[1:] for item in asked] == [("h.py", {"constant": 3})]
-    assert module.__file__ == "h.py" and module.call([1]) == [1, "half"]
+    assert module.__file__ == "h.py" and module.call([1]) == [1, "taken"]
     loaded = asked[0][0]()
     assert loaded.attrs == {"constant": 3} and loaded.options == {"set_sys_modules": False}
 

@@ -66,27 +66,27 @@ def first_cut(monkeypatch, *, tight, lowerings, fits):
     def made_with(self, joint, inputs, **options):
         hooks.rewrite(joint, 1, self.request)
         made.append(self.request.lowering)
-        return ("halves", self.request.lowering) if self.request.lowering in fits else None
+        return ("graphs", self.request.lowering) if self.request.lowering in fits else None
 
     monkeypatch.setattr(MinCutPartition, "cut", made_with)
     monkeypatch.setattr(MinCutPartition, "_computes_much_again", lambda self, joint, outputs: False)
-    halves = cut.first_cut(None, (), num_fwd_outputs=1)
-    assert halves is None or rewritten[-1] == halves[1], "what is on record is what was cut last"
-    return made, halves
+    graphs = cut.first_cut(None, (), num_fwd_outputs=1)
+    assert graphs is None or rewritten[-1] == graphs[1], "what is on record is what was cut last"
+    return made, graphs
 
 
 @pytest.mark.parametrize("tight", [False, True])
 def test_the_cut_with_all_rewrites_is_made_once(monkeypatch, tight):
     every = ("both", "rewrites")
-    made, halves = first_cut(monkeypatch, tight=tight, lowerings=[("both",), every], fits=[every])
-    assert made == ([every, (), ("both",)] if tight else [(), every, ("both",)]) and halves == ("halves", every)
+    made, graphs = first_cut(monkeypatch, tight=tight, lowerings=[("both",), every], fits=[every])
+    assert made == ([every, (), ("both",)] if tight else [(), every, ("both",)]) and graphs == ("graphs", every)
 
 
 @pytest.mark.parametrize("tight", [False, True])
 def test_where_all_rewrites_are_not_enough_no_others_are_tried(monkeypatch, tight):
     every = ("both", "rewrites")
-    made, halves = first_cut(monkeypatch, tight=tight, lowerings=[("both",), every], fits=[])
-    assert made == ([every] if tight else [(), every]) and halves is None
+    made, graphs = first_cut(monkeypatch, tight=tight, lowerings=[("both",), every], fits=[])
+    assert made == ([every] if tight else [(), every]) and graphs is None
 
 
 @pytest.mark.quick("2.0")
@@ -163,7 +163,7 @@ def test_a_cut_that_is_expected_to_be_too_much_is_not_made(monkeypatch):
     monkeypatch.setattr(min_cut_partition, "least_bytes", lambda *args: 0)
     run = memopt.compile(model, int(0.8 * free.report.peak_bytes), backend="inductor")
     run(x).square().mean().backward()
-    assert made and all(halves is None for halves in made) and run.report.peak_bytes <= run.report.budget_bytes
+    assert made and all(graphs is None for graphs in made) and run.report.peak_bytes <= run.report.budget_bytes
 
 
 @needs_compiler

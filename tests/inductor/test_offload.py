@@ -57,7 +57,7 @@ def _linked(monkeypatch, tmp_path):
 
 @pytest.fixture
 def codes(monkeypatch):
-    """The code of all halves, as it is written."""
+    """The code of all graphs, as it is written."""
     written = []
     monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(written.append))
     return written
@@ -193,12 +193,12 @@ def test_what_settled_the_step_is_followed_in_another_process(monkeypatch):
     assert again.report.notes == first.report.notes and again.report.peak_bytes == first.report.peak_bytes
 
 
-# -- the halves -----------------------------------------------------------------------------------------------------
+# -- the graphs -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def halves(_compiler, tmp_path_factory):
-    """The halves of a step before anything waits, their outputs, and what its operations take; tests leave them so."""
+def graphs(_compiler, tmp_path_factory):
+    """The graphs of a step before anything waits, their outputs, and what its operations take; tests leave them so."""
     found = []
 
     def seen(session, forward, backward, outputs):
@@ -206,7 +206,7 @@ def halves(_compiler, tmp_path_factory):
         return forward, backward
 
     with pytest.MonkeyPatch.context() as patch:
-        linked(patch, tmp_path_factory.mktemp("halves"))
+        linked(patch, tmp_path_factory.mktemp("graphs"))
         patch.setattr(partition, "wait_on_host", seen)
         torch.manual_seed(0)
         model, x = Net(), torch.randn(256, 32)
@@ -214,8 +214,8 @@ def halves(_compiler, tmp_path_factory):
     return found[-1]
 
 
-def test_the_halves_say_what_goes_where(halves):
-    forward, backward, outputs, seconds = halves
+def test_the_graphs_say_what_goes_where(graphs):
+    forward, backward, outputs, seconds = graphs
     found = candidates(forward, backward, outputs, 2**14)
     assert found and all(node.meta["val"].nbytes >= 2**14 for node in found)
     problem = problem_of(forward, backward, found, seconds, (1e12, 1e12), 2**30)
@@ -242,9 +242,9 @@ def test_the_halves_say_what_goes_where(halves):
         assert {user.name for user in back.users} == {user.name for user in before.users}
 
 
-def test_as_many_wait_as_are_of_use(halves, monkeypatch):
+def test_as_many_wait_as_are_of_use(graphs, monkeypatch):
     monkeypatch.setattr(engine, "may_wait", lambda costs: False)
-    forward, backward, outputs, seconds = halves
+    forward, backward, outputs, seconds = graphs
     whole = expected_bytes(forward, backward, outputs)
 
     def sizes(limit, *, recomputes, **changes):
@@ -272,8 +272,8 @@ def test_as_many_wait_as_are_of_use(halves, monkeypatch):
     assert sizes(whole, recomputes=True) == [], "its host has enough to do"
 
 
-def test_what_cannot_wait(halves):
-    forward, backward, outputs, _ = halves
+def test_what_cannot_wait(graphs):
+    forward, backward, outputs, _ = graphs
     whole = candidates(forward, backward, outputs, 2**14)
     results_ = forward.graph.output_node()
     view = _view_of(forward, whole[0])

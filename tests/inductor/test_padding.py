@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from memopt.inductor.padding import padded_in_place, pads_products
 from memopt.inductor.peak_estimate import expected_bytes
 from memopt.inductor.peak_lower_bound import least_bytes
-from tests.inductor.test_peak_lower_bound import half
+from tests.inductor.test_peak_lower_bound import graph_of
 
 aten = torch.ops.aten
 WIDTH, PADDED = 2042, 2048
@@ -30,7 +30,7 @@ def padded(added=(0, PADDED - WIDTH, 0, 0), width=WIDTH, device="cuda", build=No
             wide = call(aten.constant_pad_nd.default, made, list(added), 0.0)
             return call(aten.mm.default, wide, second), call(aten.mm.default, made, weight), weight
 
-        made = half(inputs, forward)
+        made = graph_of(inputs, forward)
     (pad,) = made.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
     return made, pad
 
@@ -39,7 +39,7 @@ def test_columns_of_a_product_s_operand_are_added_in_place():
     made, pad = padded()
     assert padded_in_place(pad) is pad.args[0]
     with FakeTensorMode():
-        nothing = half({"weight": torch.empty(1)}, lambda call, w: [w])
+        nothing = graph_of({"weight": torch.empty(1)}, lambda call, w: [w])
     taken = 2 * 100 * (WIDTH + 2 * 10)  # the matrix, and both results
     assert expected_bytes(made, nothing, 2) == taken
     assert least_bytes(made, nothing, 2) == int(0.97 * taken)

@@ -1,4 +1,4 @@
-"""Inductor's hook for the joint graph: what cuts it, what stands for it in keys of caches, what the halves pass on."""
+"""Inductor's hook for the joint graph: what cuts it, what stands for it in keys of caches, what the graphs pass on."""
 
 import contextlib
 import copy
@@ -55,7 +55,7 @@ def test_what_forward_leaves_for_backward_is_counted_by_storage():
 
 
 @pytest.mark.usefixtures("_compiler")
-def test_both_halves_are_lowered_at_once_and_cut_as_asked():
+def test_both_graphs_are_lowered_at_once_and_cut_as_asked():
     from torch._functorch.partitioners import default_partition
     from torch._inductor.compile_fx import compile_fx_inner
 
@@ -99,18 +99,18 @@ def test_a_buffer_waits_for_another_of_its_size_unless_it_is_freed_at_once(at_on
     torch.testing.assert_close(found, x @ x @ x @ x @ x)
 
 
-def test_a_half_in_another_order_is_what_the_program_in_that_order_is_cut_into():
+def test_a_graph_in_another_order_is_what_the_program_in_that_order_is_cut_into():
     program = planned({"mm", "mm_1", "div", "mul"})[2]
     other = together(program)
     hooks = Hooks.__new__(Hooks)
     hooks.handed, hooks.graph_break = Handed(), False
-    (forward, backward), halves = (hooks.cut(item, item.forward_outputs) for item in (program, other))
+    (forward, backward), graphs = (hooks.cut(item, item.forward_outputs) for item in (program, other))
     moved = in_order(backward, [node.name for node in order_together(program)])
 
-    def described(half):
-        return [(node.format_node(), node.meta.get("val"), sorted(node.meta)) for node in half.graph.nodes]
+    def described(module):
+        return [(node.format_node(), node.meta.get("val"), sorted(node.meta)) for node in module.graph.nodes]
 
-    assert described(forward) == described(halves[0])
-    assert described(moved) == described(halves[1]) != described(backward)
-    assert moved.graph.output_node().meta.keys() == halves[1].graph.output_node().meta.keys()
+    assert described(forward) == described(graphs[0])
+    assert described(moved) == described(graphs[1]) != described(backward)
+    assert moved.graph.output_node().meta.keys() == graphs[1].graph.output_node().meta.keys()
     moved.graph.lint()

@@ -12,7 +12,7 @@ from memopt.inductor import min_cut_partition, peak_estimate
 from memopt.inductor.peak_estimate import expected_bytes
 from memopt.inductor.peak_lower_bound import least_bytes
 from memopt.memory.hand_over import mark_handed
-from tests.inductor.test_peak_lower_bound import Attention, Convolutions, half, needs_compiler
+from tests.inductor.test_peak_lower_bound import Attention, Convolutions, graph_of, needs_compiler
 
 aten = torch.ops.aten
 
@@ -25,8 +25,8 @@ def test_what_is_fused_takes_nothing_and_a_kernel_writes_over_what_it_reads_last
         fused = call(aten.sin.default, call(aten.neg.default, first))  # in the place of the first
         return call(aten.mm.default, fused, weight), weight
 
-    made = half({"x": x, "weight": weight}, forward)
-    nothing = half({"weight": weight}, lambda call, w: [w])
+    made = graph_of({"x": x, "weight": weight}, forward)
+    nothing = graph_of({"weight": weight}, lambda call, w: [w])
     assert expected_bytes(made, nothing, 1) == 800
 
 
@@ -39,8 +39,8 @@ def test_what_a_fused_value_is_computed_from_waits_for_its_reader():
         second = call(aten.mm.default, x, x)
         return call(aten.add.Tensor, second, fused), weight
 
-    made = half({"x": x, "weight": weight}, forward)
-    nothing = half({"weight": weight}, lambda call, w: [w])
+    made = graph_of({"x": x, "weight": weight}, forward)
+    nothing = graph_of({"weight": weight}, lambda call, w: [w])
     assert expected_bytes(made, nothing, 1) == 800  # the first and the second; the sum goes over one of them
 
 
@@ -54,10 +54,10 @@ def test_gradients_that_are_handed_over_are_gone_once_nothing_reads_them():
         last = call(aten.mm.default, second, w)
         return first, third, last, first
 
-    forward = half({"w": weight}, lambda call, w: [w])
+    forward = graph_of({"w": weight}, lambda call, w: [w])
     results = {}
     for handed in ((), (1,), (0, 1, 3), (0, 1)):
-        made = half({"t": tangent, "w": weight}, backward)
+        made = graph_of({"t": tangent, "w": weight}, backward)
         outputs = [SimpleNamespace(handed=number in handed) for number in range(4)]
         mark_handed(made, SimpleNamespace(outputs=[None, *outputs], forward_outputs=1))
         results[handed] = expected_bytes(forward, made, 1), least_bytes(forward, made, 1)
@@ -71,7 +71,7 @@ def test_forward_is_looked_at_once_whatever_order_backward_has(monkeypatch):
     looked_at, real = [], peak_estimate._peak
     monkeypatch.setattr(peak_estimate, "_peak", lambda module, *rest: looked_at.append(module) or real(module, *rest))
     weight = torch.randn(10, 10)
-    forward, *backwards = (half({"w": weight}, lambda call, w: [call(aten.mm.default, w, w), w]) for _ in range(3))
+    forward, *backwards = (graph_of({"w": weight}, lambda call, w: [call(aten.mm.default, w, w), w]) for _ in range(3))
     found = [expected_bytes(forward, backward, 1) for backward in (*backwards, backwards[1])]
     assert looked_at == [forward, *backwards]
     assert found[0] == found[1] == found[2]
@@ -79,8 +79,10 @@ def test_forward_is_looked_at_once_whatever_order_backward_has(monkeypatch):
 
 def test_backward_has_what_was_saved_and_what_the_caller_holds():
     weight, x = torch.randn(10, 10), torch.randn(10, 10)
-    made = half({"x": x, "weight": weight}, lambda call, x, w: (call(aten.mm.default, x, w), w))
-    tangent = half({"weight": weight, "tangent": torch.randn(10, 10)}, lambda call, w, t: [call(aten.mm.default, t, w)])
+    made = graph_of({"x": x, "weight": weight}, lambda call, x, w: (call(aten.mm.default, x, w), w))
+    tangent = graph_of(
+        {"weight": weight, "tangent": torch.randn(10, 10)}, lambda call, w, t: [call(aten.mm.default, t, w)]
+    )
     assert expected_bytes(made, tangent, 1) == 1200
 
 
@@ -120,8 +122,11 @@ def test_an_input_that_is_saved_in_another_layout_is_there_twice(relaid):
 
         return [call(aten.sum.default, convolved(convolved(x, wide), narrow)), x, wide, narrow]
 
-    made, back = half(given, forward), half({"wide": given["wide"]}, lambda call, wide: [call(aten.neg.default, wide)])
-    plain = half(given, lambda *args: forward(*args)[:1])
+    made, back = (
+        graph_of(given, forward),
+        graph_of({"wide": given["wide"]}, lambda call, wide: [call(aten.neg.default, wide)]),
+    )
+    plain = graph_of(given, lambda *args: forward(*args)[:1])
     with config.patch(layout_optimization=relaid, force_layout_optimization=relaid):
         found = expected_bytes(made, back, 1)
         assert expected_bytes(plain, back, 1) + 4 * (2 * 3 * 64 + 4 * 27) * relaid == found, "one by one lies so anyway"

@@ -13,7 +13,7 @@ aten = torch.ops.aten
 needs_compiler = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 
 
-def half(inputs, build):
+def graph_of(inputs, build):
     """A graph module of placeholders of so many floats, and what `build` makes of them; values are real tensors."""
     graph = fx.Graph()
     given = []
@@ -39,11 +39,13 @@ def test_operands_and_results_of_library_calls_are_counted_and_what_lies_between
         fused = call(aten.sin.default, call(aten.cos.default, call(aten.exp.default, first)))  # one of three is stored
         return call(aten.mm.default, fused, weight), weight
 
-    made = half({"x": x, "weight": weight}, forward)
-    tangent = half({"weight": weight, "tangent": torch.randn(10, 10)}, lambda call, w, t: [call(aten.mm.default, t, w)])
+    made = graph_of({"x": x, "weight": weight}, forward)
+    tangent = graph_of(
+        {"weight": weight, "tangent": torch.randn(10, 10)}, lambda call, w, t: [call(aten.mm.default, t, w)]
+    )
     # Forward: an operand and its result; backward: the result that the caller holds, a tangent, the gradient.
     assert least_bytes(made, tangent, 1) == int(0.97 * 1200)
-    assert least_bytes(made, half({"weight": weight}, lambda call, w: [w]), 1) == int(0.97 * 800)
+    assert least_bytes(made, graph_of({"weight": weight}, lambda call, w: [w]), 1) == int(0.97 * 800)
 
 
 def test_what_is_saved_waits_for_its_last_reader():
@@ -54,9 +56,9 @@ def test_what_is_saved_waits_for_its_last_reader():
         first = call(aten.mm.default, a, b)
         return [call(aten.mm.default, first, c)]
 
-    made = half({"x": x}, lambda call, x: [x])
+    made = graph_of({"x": x}, lambda call, x: [x])
     inputs = dict(zip("abc", saved, strict=True))
-    assert least_bytes(made, half(inputs, backward), 1) == int(0.97 * 4 * 400)
+    assert least_bytes(made, graph_of(inputs, backward), 1) == int(0.97 * 4 * 400)
 
 
 class Attention(nn.Module):

@@ -120,7 +120,7 @@ def test_a_size_that_an_operator_of_forward_returns_is_there_in_backward():
     assert torch.equal(gradient, given[1][0] * (2 * given[0][0]).cos())
 
 
-def test_a_half_is_in_the_order_of_names_with_what_each_reads_before_it():
+def test_a_graph_is_in_the_order_of_names_with_what_each_reads_before_it():
     graph = fx.Graph()
     x = graph.placeholder("x")
     first = graph.call_function(torch.sin, (x,), name="first")
@@ -128,11 +128,11 @@ def test_a_half_is_in_the_order_of_names_with_what_each_reads_before_it():
     second = graph.call_function(torch.cos, (x,), name="second")
     last = graph.call_function(torch.add, (view, second), name="last")
     graph.output((last,))
-    half = fx.GraphModule({}, graph)
-    found = in_order(half, ["second", "last", "first", "second"])
+    module = fx.GraphModule({}, graph)
+    found = in_order(module, ["second", "last", "first", "second"])
     assert [node.name for node in found.graph.nodes] == ["x", "second", "first", "view", "last", "output"]
     value = torch.randn(3)
-    assert torch.equal(found(value)[0], half(value)[0])
+    assert torch.equal(found(value)[0], module(value)[0])
 
 
 def test_a_plan_that_saves_what_the_graph_has_not_is_none_of_it():

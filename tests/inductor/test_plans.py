@@ -8,7 +8,7 @@ from torch import nn
 
 import memopt
 from memopt.inductor import plans as engine
-from memopt.inductor.halves import Halves
+from memopt.inductor.forward_backward import ForwardBackward
 from memopt.inductor.plans import KnownPlan, Plans
 from memopt.inductor.training import Training
 from memopt.passes.checkpoint import Checkpoint
@@ -49,7 +49,7 @@ class Hooks:
 
 @pytest.fixture(autouse=True)
 def _numbers(request, monkeypatch):
-    """Plans are numbers, and so is what is expected of their halves."""
+    """Plans are numbers, and so is what is expected of their graphs."""
     if "_compiler" in request.fixturenames:
         return
     monkeypatch.setattr(engine, "fingerprint", lambda program: str(program.taken))
@@ -178,11 +178,11 @@ def test_code_is_made_once_for_each_plan(monkeypatch):
     expected = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     lowered, made = [], []
-    compile_half, attempt = Halves.compile, Training._attempt
+    compile_graph, attempt = ForwardBackward.compile, Training._attempt
 
     def counted(self, module, inputs, **options):
         lowered.append(module)
-        return compile_half(self, module, inputs, **options)
+        return compile_graph(self, module, inputs, **options)
 
     def twice(self, *, planned):
         first = attempt(self, planned=planned)
@@ -192,7 +192,7 @@ def test_code_is_made_once_for_each_plan(monkeypatch):
             made.append(first)
         return first
 
-    monkeypatch.setattr(Halves, "compile", counted)
+    monkeypatch.setattr(ForwardBackward, "compile", counted)
     monkeypatch.setattr(Training, "_attempt", twice)
     compiled = memopt.compile(model, 0.6, backend="inductor", passes=(Checkpoint(),))
     compiled(x).backward()

@@ -37,7 +37,7 @@ def planned(again, name="gated"):
 
 
 def together(program):
-    """The program with its backward half in the order that kernels like better."""
+    """The program with its backward graph in the order that kernels like better."""
     found = module.together(program)
     if found is None:
         return program
@@ -71,7 +71,7 @@ def test_kernels_that_read_what_is_computed_again_are_one():
     assert together(new) is new
 
 
-def test_programs_without_a_backward_half_are_returned_as_they_are():
+def test_programs_without_a_backward_graph_are_returned_as_they_are():
     program = trace(lambda x: (x.sin() @ x,), torch.ones(4, 4))
     assert together(program) is program
 
@@ -88,5 +88,5 @@ def test_the_order_stays_where_the_peak_would_rise(monkeypatch):
     assert together(with_plan) is with_plan
 
 
-def test_a_half_without_operations_has_no_stretches():
+def test_a_graph_without_operations_has_no_stretches():
     assert [*module._stretches([])] == []

@@ -117,6 +117,6 @@ def test_a_gradient_that_is_cast_waits_as_well():
     assert order[cast.name] < len(order) - 3
 
 
-def test_programs_without_a_backward_half_are_returned_as_they_are():
+def test_programs_without_a_backward_graph_are_returned_as_they_are():
     program = trace(lambda x: (x.sin() @ x,), torch.ones(4, 4))
     assert arrange(program) is program

@@ -9,21 +9,21 @@ from memopt.inductor.joint_cache import AbsentError
 from memopt.inductor.recalled import digest_of
 
 
-def half(source):
+def code(source):
     return SimpleNamespace(wrapper=None if source is None else SimpleNamespace(source=source))
 
 
-def test_a_digest_is_of_both_halves_and_of_where_one_ends():
-    known = digest_of(half("ab"), half("c"))
-    assert known == digest_of(half("ab"), half("c"))
-    assert len({known, digest_of(half("a"), half("bc")), digest_of(half("c"), half("ab"))}) == 3
+def test_a_digest_is_of_both_graphs_and_of_where_one_ends():
+    known = digest_of(code("ab"), code("c"))
+    assert known == digest_of(code("ab"), code("c"))
+    assert len({known, digest_of(code("a"), code("bc")), digest_of(code("c"), code("ab"))}) == 3
 
 
 @pytest.mark.parametrize(
-    "halves", [(None, half("a")), (half("a"), None), (half(None), half("a")), (half("a"), half(None))]
+    "graphs", [(None, code("a")), (code("a"), None), (code(None), code("a")), (code("a"), code(None))]
 )
-def test_without_code_there_is_no_digest(halves):
-    assert digest_of(*halves) == ""
+def test_without_code_there_is_no_digest(graphs):
+    assert digest_of(*graphs) == ""
 
 
 def test_code_that_the_cache_does_not_have_is_none(monkeypatch):

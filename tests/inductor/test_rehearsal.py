@@ -9,7 +9,7 @@ from torch._inductor.exc import InductorError
 
 import memopt
 from memopt.compilation.session import Session
-from memopt.inductor.halves import Half, Halves
+from memopt.inductor.forward_backward import ForwardBackward, GraphCode
 from tests.support import assert_same
 
 pytestmark = pytest.mark.usefixtures("_compiler")
@@ -30,7 +30,7 @@ class Two(nn.Module):
 
 def test_what_is_rehearsed_is_what_is_made(monkeypatch):
     found, made = [], []
-    emitted, init = Session.emitted, Half.__init__
+    emitted, init = Session.emitted, GraphCode.__init__
 
     def seen(self, program, peaks):
         found.append((self.dry, peaks))
@@ -41,12 +41,12 @@ def test_what_is_rehearsed_is_what_is_made(monkeypatch):
         init(self, module)
 
     monkeypatch.setattr(Session, "emitted", seen)
-    monkeypatch.setattr(Half, "__init__", making)
+    monkeypatch.setattr(GraphCode, "__init__", making)
     compiled = memopt.compile(Two(), "1MB", backend="inductor")
     compiled(torch.randn(32, 16)).backward()
     rehearsed, real = ([peaks for dry, peaks in found if dry is which] for which in (True, False))
     assert len(real) == 2 and rehearsed == real
-    assert all(half.wrapper is not None for half in made) and len(made) == 8
+    assert all(code.wrapper is not None for code in made) and len(made) == 8
     assert not compiled.report.notes
 
 
@@ -54,7 +54,7 @@ def test_a_graph_without_code_is_collected_as_its_operators(monkeypatch):
     def refuse(self, module, inputs, **options):
         raise InductorError(NotImplementedError("no such kernel"), None)
 
-    monkeypatch.setattr(Halves, "compile", refuse)
+    monkeypatch.setattr(ForwardBackward, "compile", refuse)
     model, x = Two(), torch.randn(32, 16)
     expected = model(x)
     compiled = memopt.compile(model, "1MB", backend="inductor")

@@ -39,7 +39,7 @@ def calls(monkeypatch):
 def lowered(function, inputs, times, trace):
     """Lower the function's graph several times; return its results and gradients, and what the partitioner was given.
 
-    Both halves run as graphs of their own: no compiler is needed.
+    Both graphs run as graphs of their own: no compiler is needed.
     """
     joints, found = [], []
 
@@ -77,7 +77,7 @@ def test_a_graph_is_traced_once_and_every_lowering_gives_the_same(calls):
     function = lambda x, y: (x.sin() @ y).square().sum()  # noqa: E731
     results, gradients, joints = lowered(function, (x, y), 3, Trace())
     assert calls["aot_dispatch_autograd_graph"] == 1
-    # The halves of the other lowerings are not joint graphs: each is rewritten where it is lowered, if at all.
+    # The graphs of the other lowerings are not joint graphs: each is rewritten where it is lowered, if at all.
     assert calls["_recursive_joint_graph_passes"] == 1
     assert len(joints) == 3 and all(joint is joints[0] for joint in joints)
     expected = function(x, y)

@@ -5,7 +5,7 @@ import torch
 
 from memopt.inductor.peak_lower_bound import least_of_backward
 from memopt.inductor.weight_gradients import delay_weight_gradients
-from tests.inductor.test_peak_lower_bound import half
+from tests.inductor.test_peak_lower_bound import graph_of
 
 aten = torch.ops.aten
 WIDE, ROWS = 40, 10  # a gradient of 6400 bytes of values of 1600
@@ -32,7 +32,11 @@ def cut():
     weight, x = torch.randn(WIDE, WIDE), torch.randn(ROWS, WIDE)
     names = ("weight", "a", "b", "c", "out", "tangent")
     given = (weight, *(torch.randn(ROWS, WIDE) for _ in names[1:]))
-    return half({"weight": weight, "x": x}, forward), half(dict(zip(names, given, strict=True)), backward), given
+    return (
+        graph_of({"weight": weight, "x": x}, forward),
+        graph_of(dict(zip(names, given, strict=True)), backward),
+        given,
+    )
 
 
 def peak(forward, backward):
@@ -60,11 +64,11 @@ def test_where_there_is_room_the_order_stays(cut):
 
 def test_what_is_needed_next_stays():
     weight = torch.randn(WIDE, WIDE)
-    ahead = half({"weight": weight}, lambda call, w: [call(aten.mm.default, w, w), w])
+    ahead = graph_of({"weight": weight}, lambda call, w: [call(aten.mm.default, w, w), w])
 
     def chain(call, w, tangent):
         first = call(aten.mm.default, tangent, w)
         return [call(aten.mm.default, call(aten.neg.default, first), w)]
 
-    given = half({"weight": weight, "tangent": weight}, chain)
+    given = graph_of({"weight": weight, "tangent": weight}, chain)
     assert delay_weight_gradients(ahead, given, 1, lambda size: 1) is given

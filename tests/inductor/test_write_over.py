@@ -21,7 +21,7 @@ from memopt.memory.timeline import timeline
 from memopt.passes.chunk_loss import ChunkLoss
 from memopt.patterns.write_over import WRITE_OVER
 from memopt.program import Phase
-from tests.inductor.test_peak_lower_bound import half, needs_compiler
+from tests.inductor.test_peak_lower_bound import graph_of, needs_compiler
 from tests.passes.build import arguments, capture_joint, trace
 
 aten = torch.ops.aten
@@ -135,7 +135,7 @@ def test_small_values_stay_where_they_are():
     assert not overs(marked(trace(function, *inputs(), torch.randn(128, 128))))
 
 
-def test_what_another_half_reads_stays():
+def test_what_another_phase_reads_stays():
     program = trace(loss_and_gradient, *inputs())
     product = next(node for node in program.calls if node.target is aten.mm.default)
     for node in program.calls:
@@ -192,7 +192,7 @@ def test_what_may_not_be_written_over_in_the_graph_is_not(function):
         assert torch.allclose(mine, right, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_expected_of_a_half_counts_one_of_both():
+def test_what_is_expected_of_a_phase_counts_one_of_both():
     x, w, labels = inputs()
 
     def forward(call, x, w, labels, *, over):
@@ -203,10 +203,10 @@ def test_what_is_expected_of_a_half_counts_one_of_both():
             gradient = call(WRITE_OVER, logits, gradient, [loss])
         return loss, call(aten.mm.default, gradient, x), w
 
-    nothing = half({"w": w}, lambda call, w: [w])
+    nothing = graph_of({"w": w}, lambda call, w: [w])
     given = {"x": x, "w": w, "labels": labels}
     with_it, without = (
-        expected_bytes(half(given, functools.partial(forward, over=over)), nothing, 2) for over in (True, False)
+        expected_bytes(graph_of(given, functools.partial(forward, over=over)), nothing, 2) for over in (True, False)
     )
     assert with_it == 64 * 64 * 4 + 64 * 8 * 4 + labels.numel() * 4, "one of both, the loss and a product"
     assert without - with_it == 64 * 64 * 4 - 64 * 8 * 4, "both, and the loss; the product comes later"

@@ -62,11 +62,11 @@ def test_what_a_buffer_was_is_read_before_it_is_written_to(monkeypatch, cut, dev
         torch.testing.assert_close(dict(model.named_buffers()), dict(plain.named_buffers()))
         wanted = [weight.grad for weight in plain.parameters()]
         torch.testing.assert_close([weight.grad for weight in model.parameters()], wanted, rtol=1e-4, atol=1e-4)
-    assert any(halves is not None for halves in cuts) is (cut != "as planned")
+    assert any(graphs is not None for graphs in cuts) is (cut != "as planned")
 
 
-def forward_half(make):
-    """A forward half of two inputs of 4 numbers that it writes to, what it writes as its outputs behind one other."""
+def forward_graph(make):
+    """A forward graph of two inputs of 4 numbers that it writes to, what it writes as its outputs behind one other."""
     graph = fx.Graph()
     result, *written = make(graph, *(graph.placeholder(name) for name in ("a", "b")))
     with FakeTensorMode():
@@ -88,7 +88,7 @@ def test_an_input_is_written_to_once_nothing_reads_what_it_was():
         square = graph.call_function(aten.mul.Tensor, (seen, seen))
         return graph.call_function(aten.sin.default, (square,)), more, less
 
-    names = [str(node.target.overloadpacket.__name__) for node in forward_half(make)]
+    names = [str(node.target.overloadpacket.__name__) for node in forward_graph(make)]
     assert names == ["add", "copy_", "sub", "view", "mul", "copy_", "sin"]
 
 
@@ -97,7 +97,7 @@ def test_inputs_that_change_places_and_views_are_copied_before_anything_is_writt
         turned = graph.call_function(aten.flip.default, (graph.call_function(aten.view.default, (b, [2, 2])), [0]))
         return graph.call_function(aten.sin.default, (a,)), b, graph.call_function(aten.view.default, (turned, [4]))
 
-    nodes = forward_half(make)
+    nodes = forward_graph(make)
     updates = [node for node in nodes if node.target is aten.copy_.default]
     assert [node.args[1].target for node in updates] == [aten.lift_fresh_copy.default] * 2
     first = nodes.index(updates[0])

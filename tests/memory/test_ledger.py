@@ -50,12 +50,12 @@ def test_what_is_made_in_a_pause_is_remembered_and_not_counted():
         assert ledger.counting
 
 
-def test_a_half_of_a_graph_is_left_out_of_a_rehearsal_alone():
+def test_forward_or_backward_of_a_graph_is_left_out_of_a_rehearsal_alone():
     ledgers = [None]
-    half = apart(lambda args: [value + 1 for value in args], lambda: ledgers[0])
-    assert float(half([torch.zeros(())])[0]) == 1.0
+    graph = apart(lambda args: [value + 1 for value in args], lambda: ledgers[0])
+    assert float(graph([torch.zeros(())])[0]) == 1.0
     with Ledger(CPU) as ledgers[0]:
-        (found,) = half([torch.zeros(())])
+        (found,) = graph([torch.zeros(())])
         beside = found + 1
     assert float(beside) == 2.0
     assert ledgers[0].live == beside.untyped_storage().nbytes()

@@ -24,7 +24,7 @@ def trace(function, *tensors, backward_from=None):
     """The program of a function of tensors; with `backward_from`, one output is forward's and the last input a tangent.
 
     Args:
-        backward_from: how many call nodes make the forward half.
+        backward_from: how many call nodes make the forward phase.
     """
     module = make_fx(function, tracing_mode="fake")(*tensors)
     values = list(module.graph.output_node().args[0])

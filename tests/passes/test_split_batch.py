@@ -1,4 +1,4 @@
-"""SplitBatch: convolutions and their neighbours on parts of the batch, in both halves of a training step."""
+"""SplitBatch: convolutions and their neighbours on parts of the batch, in both phases of a training step."""
 
 import operator
 
@@ -77,7 +77,7 @@ def test_results_and_gradients_beside_float64(parts, dtype):
     tensors = operands(dtype)
     before = joint(network(), *tensors)
     result = split(before, parts)
-    assert len(result.changes) == 2, "one stretch for each half"
+    assert len(result.changes) == 2, "one stretch for each phase"
     calls = targets(result.program)
     assert calls.count("aten.convolution.default") == 2 * min(parts, 6)
     assert calls.count("aten.convolution_backward.default") == 2 * min(parts, 6)

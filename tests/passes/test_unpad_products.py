@@ -70,7 +70,7 @@ def test_other_products_are_left_alone(function):
     left_alone(function, torch.randn(6, 5, requires_grad=True), torch.randn(5, 4, requires_grad=True))
 
 
-def test_programs_without_a_backward_half_are_left_alone():
+def test_programs_without_a_backward_phase_are_left_alone():
     from tests.support import capture
 
     program = capture(torch.nn.Linear(4, 4), torch.randn(8, 4))

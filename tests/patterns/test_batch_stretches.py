@@ -25,7 +25,7 @@ def tensors_of(*channels, size=16):
     return [torch.randn(shape, generator=generator).requires_grad_(index > 0) for index, shape in enumerate(shapes)]
 
 
-def test_a_stretch_for_each_half_with_its_sums():
+def test_a_stretch_for_each_phase_with_its_sums():
     def loss(x, w, v):
         return F.conv2d(F.relu(F.conv2d(x, w, padding=1)), v, padding=1).square().sum()
 

@@ -31,7 +31,7 @@ def test_values_that_do_not_look_alike_are_refused():
         WRITE_OVER(torch.empty(4, 4, device="meta"), torch.empty(4, 2, device="meta"), [])
 
 
-def test_the_place_is_that_of_a_value_of_the_same_half_that_is_no_view():
+def test_the_place_is_that_of_a_value_of_the_same_phase_that_is_no_view():
     x = torch.randn(4, 4)
     found = program(lambda x: (WRITE_OVER(x @ x, x + 1, []),), x)
     product, _, over = found.calls

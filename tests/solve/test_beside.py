@@ -6,7 +6,7 @@ import pytest
 
 from memopt.solve.beside import curve_beside
 from memopt.solve.check import check
-from memopt.solve.half_peaks import half_peaks
+from memopt.solve.phase_peaks import phase_peaks
 from memopt.solve.problem import StepProblem
 from memopt.solve.recompute import curve
 from tests.solve.problems import chain, skips
@@ -37,11 +37,11 @@ def block() -> StepProblem:
 def test_every_plan_can_run_and_is_better_than_another_in_something(problem):
     found = curve_beside(problem, seconds=1.0)
     taken = []
-    for point, halves in zip(found.points, found.peaks, strict=True):
+    for point, phases in zip(found.points, found.peaks, strict=True):
         check(problem, point.schedule, point.peak_bytes)
-        assert halves == half_peaks(problem, point.schedule)
+        assert phases == phase_peaks(problem, point.schedule)
         assert point.minimum_bytes == found.minimum_bytes <= point.peak_bytes
-        taken.append((point.seconds, halves.forward, halves.backward, halves.saved))
+        taken.append((point.seconds, phases.forward, phases.backward, phases.saved))
     assert [item[0] for item in taken] == sorted(item[0] for item in taken)
     for one, other in itertools.permutations(taken, 2):
         assert any(a < b for a, b in zip(one, other, strict=True)), f"{one} is no better than {other}"
@@ -49,13 +49,13 @@ def test_every_plan_can_run_and_is_better_than_another_in_something(problem):
 
 def test_a_plan_that_saves_nothing_is_found_though_it_lowers_no_peak():
     problem = block()
-    alone = [half_peaks(problem, point.schedule) for point in curve(problem, seconds=1.0).points]
+    alone = [phase_peaks(problem, point.schedule) for point in curve(problem, seconds=1.0).points]
     beside = curve_beside(problem, seconds=1.0).peaks
     assert min(item.saved for item in beside) == 1 < min(item.saved for item in alone)
     assert min(item.backward for item in beside) == min(item.backward for item in alone)
 
 
-def test_a_graph_without_a_half_has_its_own_curve():
+def test_a_graph_without_a_phase_has_its_own_curve():
     problem = chain(4)
     forward = StepProblem(
         sizes=problem.sizes[:3], reads=((), (0,), (1,)), writes=((0,), (1,), (2,)), costs=(1.0,) * 3,

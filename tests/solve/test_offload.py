@@ -59,15 +59,15 @@ def test_another_goes_where_one_cannot():
 
 @st.composite
 def problems(draw):
-    halves = [draw(st.lists(st.integers(0, 8).map(float), min_size=1, max_size=12)) for _ in range(2)]
-    places = [sorted(draw(st.sets(st.integers(0, len(half))))) for half in halves]
+    phases = [draw(st.lists(st.integers(0, 8).map(float), min_size=1, max_size=12)) for _ in range(2)]
+    places = [sorted(draw(st.sets(st.integers(0, len(phase))))) for phase in phases]
     values = []
     for _ in range(draw(st.integers(0, 6))):
-        made = draw(st.integers(0, len(halves[0]) - 1))
-        last = draw(st.integers(made, len(halves[0]) - 1))
+        made = draw(st.integers(0, len(phases[0]) - 1))
+        last = draw(st.integers(made, len(phases[0]) - 1))
         values.append(Value(draw(st.integers(1, 40)), made, last, draw(st.sampled_from(places[1] or [0]))))
     speeds = draw(st.integers(1, 20)), draw(st.integers(1, 20))
-    return Offload(*halves, *places, *speeds, tuple(values), draw(st.integers(0, 200)))
+    return Offload(*phases, *places, *speeds, tuple(values), draw(st.integers(0, 200)))
 
 
 @settings(max_examples=400)

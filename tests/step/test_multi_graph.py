@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.inductor.halves import Halves
+from memopt.inductor.forward_backward import ForwardBackward
 from memopt.inductor.replay import ReplayError
 from memopt.step.multi_graph import settled
 from tests.backends.conftest import _compiler
@@ -64,13 +64,13 @@ def kept(made, budget):
 
 @pytest.mark.long
 def test_where_no_code_does_all_graphs_run_operator_by_operator_together(made, monkeypatch):
-    peaks = Halves.peaks
+    peaks = ForwardBackward.peaks
 
     def more(self, program, workspace):  # as if Inductor stored what was to be fused
         found = peaks(self, program, workspace)
         return dataclasses.replace(found, backward=2 * found.backward)
 
-    monkeypatch.setattr(Halves, "peaks", more)
+    monkeypatch.setattr(ForwardBackward, "peaks", more)
     least, _ = made[3]
     report = kept(made, int(least * 1.02))
     assert any("keep the budget together" in note for note in report.notes)
@@ -80,7 +80,7 @@ def test_code_that_cannot_be_judged_is_not_run_under_a_budget(made, monkeypatch)
     def unknown(*args):
         raise ReplayError("made up")
 
-    monkeypatch.setattr(Halves, "peaks", unknown)
+    monkeypatch.setattr(ForwardBackward, "peaks", unknown)
     least, most = made[3]
     report = kept(made, (least + most) // 2)
     assert any("made up" in note for note in report.notes)

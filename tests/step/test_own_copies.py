@@ -31,7 +31,7 @@ class Graph:
         return fx.GraphModule({}, self.graph)
 
 
-def _halves(*sizes):
+def _graphs(*sizes):
     """Forward adds a bias, transposed, to a product and takes the hyperbolic tangent; backward does so anew."""
     first, second = Graph(), Graph()
     made, bias = first.placeholder("made", 100, 64), first.placeholder("bias", *sizes)
@@ -46,7 +46,7 @@ def _halves(*sizes):
 
 
 def test_forward_hands_over_a_copy_of_a_small_input_that_is_read_to_recompute() -> None:
-    forward, backward = _halves(64)
+    forward, backward = _graphs(64)
     keep_small_inputs(forward, backward, 1)
     names = [node.name for node in backward.graph.find_nodes(op="placeholder")]
     results = [node.name for node in forward.graph.output_node().args[0]]
@@ -62,7 +62,7 @@ def test_forward_hands_over_a_copy_of_a_small_input_that_is_read_to_recompute() 
 
 
 def test_a_large_input_stays_an_input_and_is_named() -> None:
-    forward, backward = _halves(64, 100)
+    forward, backward = _graphs(64, 100)
     before = str(backward.graph)
     keep_small_inputs(forward, backward, 1)
     assert str(backward.graph) == before

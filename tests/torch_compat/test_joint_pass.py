@@ -11,7 +11,7 @@ from memopt.torch_compat.joint_pass import (
     after_joint_passes,
     before_joint_passes,
     before_lowering,
-    before_passes_of_halves,
+    before_passes_of_graphs,
 )
 
 
@@ -19,7 +19,7 @@ def edit(graph):
     graph.edited = True
 
 
-@pytest.mark.parametrize("when", [before_joint_passes, after_joint_passes, before_passes_of_halves, before_lowering])
+@pytest.mark.parametrize("when", [before_joint_passes, after_joint_passes, before_passes_of_graphs, before_lowering])
 def test_a_setting_edits_graphs_and_tells_its_versions_apart(when):
     ((name, one),) = when(edit, "1").items()
     graph = torch.fx.Graph()
@@ -33,5 +33,5 @@ def test_a_setting_edits_graphs_and_tells_its_versions_apart(when):
 
 
 def test_each_has_a_place_of_its_own():
-    every = [before_joint_passes, after_joint_passes, before_passes_of_halves, before_lowering]
+    every = [before_joint_passes, after_joint_passes, before_passes_of_graphs, before_lowering]
     assert len({name for when in every for name in when(edit, "1")}) == 4

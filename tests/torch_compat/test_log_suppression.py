@@ -45,7 +45,7 @@ def test_nothing_is_put_into_words_that_nobody_reads(words, monkeypatch):
     monkeypatch.setattr(trace_log, "handlers", [])
     _lower()
     assert "debug_lines" not in words
-    assert words.count("print_readable") <= 2  # the code of each half goes by it
+    assert words.count("print_readable") <= 2  # the code of each graph goes by it
 
 
 @pytest.mark.parametrize("read", [False, True])

@@ -18,12 +18,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import memopt
-from memopt.inductor import halves
+from memopt.inductor import forward_backward
 from memopt.memory.distributed import buckets_of
 from tests.training.steps import bytes_of, make, peak_of
 from tests.training.two_ranks import begin, tell
 
-pieces, in_pieces = [], halves.in_pieces
+pieces, in_pieces = [], forward_backward.in_pieces
 
 
 def counted(*given):
@@ -32,7 +32,7 @@ def counted(*given):
     return found
 
 
-halves.in_pieces = counted
+forward_backward.in_pieces = counted
 rank = begin()
 
 

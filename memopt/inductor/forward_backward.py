@@ -44,8 +44,8 @@ from memopt.torch_compat.returned import writable
 from memopt.torch_compat.storages import storage_id
 
 
-class Half(GeneratedCode):
-    """One half: the names and fake values at its ends, and its generated code."""
+class GraphCode(GeneratedCode):
+    """Forward or backward graph: the names and fake values of its inputs and outputs, and its generated code."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class Half(GeneratedCode):
         self.waiting = waiting(module)  # bytes of each value that waits on the host
 
 
-class Halves:
+class ForwardBackward:
     """Collects both graphs while `compile_fx` lowers one joint graph."""
 
     def __init__(
         self,
         around_backward: Callable[[Call], Call],
         ahead: ForkedCodegen | None = None,
-        meanwhile: Callable[[Halves], None] | None = None,
+        meanwhile: Callable[[ForwardBackward], None] | None = None,
         *,
         breaks: bool = False,
     ) -> None:
@@ -75,8 +75,8 @@ class Halves:
             meanwhile: called once forward is lowered, where backward is not yet there.
             breaks: whether the model has other graphs.
         """
-        self.forward: Half | None = None
-        self.backward: Half | None = None
+        self.forward: GraphCode | None = None
+        self.backward: GraphCode | None = None
         self._around_backward, self._ahead, self._meanwhile = around_backward, ahead, meanwhile
         self._breaks = breaks
         self._followed: _Followed | None = None
@@ -87,44 +87,44 @@ class Halves:
 
     def compile(self, module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         """Inductor's inner compiler, with the kernels left for later."""
-        half = Half(module)
+        code = GraphCode(module)
         if options.get("is_backward"):
-            self.backward = half
+            self.backward = code
             if self._forward_graph is not None:
                 self.recomputed = recomputed_from(self._forward_graph, module)
                 self.in_part = saved_in_part(self._forward_graph, module, breaks=self._breaks)
                 self._forward_graph = None
         else:
-            self.forward, self._forward_graph = half, copy_of(module)  # lowered, its values have other names
+            self.forward, self._forward_graph = code, copy_of(module)  # lowered, its values have other names
             self._in_inputs = _kept_in_inputs(module)
-            half.around = functools.partial(writable, in_part=lambda: [item.place for item in self.in_part])
+            code.around = functools.partial(writable, in_part=lambda: [item.place for item in self.in_part])
         donated, partition = donated_now(), partitioner_in_force()
-        if half is self.backward:
-            donated[:] = [place for place in donated if half.inputs[place][0] not in self._in_inputs]
-        if half is self.backward and partition is not None:
+        if code is self.backward:
+            donated[:] = [place for place in donated if code.inputs[place][0] not in self._in_inputs]
+        if code is self.backward and partition is not None:
             partition.donated = tuple(donated)
         if self._ahead is None or not self._ahead.inside:
-            stage(f"generating code of {'backward' if half is self.backward else 'forward'}")
+            stage(f"generating code of {'backward' if code is self.backward else 'forward'}")
         begins = backward_begins_with(self._around_backward)
-        with phase("generating code"), loaded_by(half.taken), begins:
+        with phase("generating code"), loaded_by(code.taken), begins:
             if self._ahead is None:
                 run = compile_traced(module, example_inputs, **options)
             else:
-                run = self._beside(self._ahead, half, module, example_inputs, options)
-        if half is self.backward:
+                run = self._beside(self._ahead, code, module, example_inputs, options)
+        if code is self.backward:
             donated.clear()  # a graph may be kept: what is written over is copied then
         return run
 
     def _beside(
         self,
         ahead: ForkedCodegen,
-        half: Half,
+        code: GraphCode,
         module: fx.GraphModule,
         inputs: Sequence[Any],
         options: Mapping[str, Any],
     ) -> Any:
-        """One half lowered where a copy of this process may be lowering backward, or this is that copy."""
-        if half is self.forward:
+        """One graph lowered where a copy of this process may be lowering backward, or this is that copy."""
+        if code is self.forward:
             return _forward_beside(ahead, module, inputs, options)
         if ahead.running and self._meanwhile is not None:
             ahead.listen()
@@ -140,9 +140,9 @@ class Halves:
     def load(self) -> None:
         """Compile and load the kernels of both graphs."""
         stage("compiling kernels")
-        for half in (self.forward, self.backward):
-            if half is not None:
-                half.load()
+        for code in (self.forward, self.backward):
+            if code is not None:
+                code.load()
 
     def hand_over(self, program: Program, names: Iterable[str], guarded: Callable[[Call], Call]) -> Pieces | None:
         """Have backward give gradients of these parameters as soon as its code is through with them.
@@ -181,16 +181,16 @@ class Halves:
         signature = signature_of(names, forward.outputs, [name for name, _ in backward.inputs], fixed, gradients)
         return None if signature is None else cuda_graph_step(forward, backward, signature, pool)
 
-    def at(self, sized: Callable[[Any], Any]) -> Halves:
+    def at(self, sized: Callable[[Any], Any]) -> ForwardBackward:
         """The same graphs to count what their code takes, with other fake values at its ends: those of other sizes."""
         found = copy.copy(self)
         found._followed = None
         for name in ("forward", "backward"):
-            half = copy.copy(getattr(self, name))
-            if half is not None:
-                names, values = [name for name, _ in half.inputs], [value for _, value in half.inputs]
-                half.inputs = list(zip(names, sized(values), strict=True))
-            setattr(found, name, half)
+            code = copy.copy(getattr(self, name))
+            if code is not None:
+                names, values = [name for name, _ in code.inputs], [value for _, value in code.inputs]
+                code.inputs = list(zip(names, sized(values), strict=True))
+            setattr(found, name, code)
         return found
 
     def follow_forward(self, workspace: Workspace) -> None:
@@ -212,7 +212,7 @@ class Halves:
         """
         forward, backward = self.forward, self.backward
         if forward is None or backward is None or forward.wrapper is None or backward.wrapper is None:
-            raise ReplayError("Inductor generated no Python code for one half")
+            raise ReplayError("Inductor generated no Python code for one graph")
         followed, self._followed = self._followed or _followed(forward, forward.wrapper, workspace), None
         mode, meter, results = followed.mode, followed.meter, followed.results
         peak_forward = meter.peak
@@ -261,7 +261,7 @@ class _Followed:
 
 
 def _backward_replayed(
-    backward: Half, program: Program, arguments: list[Any], mode: FakeTensorMode, meter: Meter
+    backward: GraphCode, program: Program, arguments: list[Any], mode: FakeTensorMode, meter: Meter
 ) -> tuple[list[Any], list[Any]]:
     """What backward's code returns on fake arguments, and those of what it gave before that are not dropped then."""
     assert backward.wrapper is not None
@@ -280,30 +280,30 @@ def _backward_replayed(
     return results, early
 
 
-def _followed(forward: Half, wrapper: Wrapper, workspace: Workspace) -> _Followed:
+def _followed(forward: GraphCode, wrapper: Wrapper, workspace: Workspace) -> _Followed:
     values = [value for _, value in forward.inputs]
     mode, meter = _mode(values), Meter(workspace)
     meter.ignore(values)
     return _Followed(mode, meter, replay(wrapper, list(values), mode, meter))
 
 
-def peak_of(half: Half, sized: Callable[[Any], Any], workspace: Workspace) -> int:
-    """The most bytes that a half's code takes beside its inputs, results included.
+def peak_of(code: GraphCode, sized: Callable[[Any], Any], workspace: Workspace) -> int:
+    """The most bytes that a graph's code takes beside its inputs, results included.
 
     Args:
-        half: whose code is known.
+        code: whose code is known.
         sized: makes fake values of those at its ends, of the sizes that are asked for.
         workspace: bytes that a call takes beyond its results, by operator and arguments.
 
     Raises:
         ReplayError: the generated code could not be followed.
     """
-    if half.wrapper is None:
+    if code.wrapper is None:
         raise ReplayError("Inductor generated no Python code")
-    found = copy.copy(half)
-    values = sized([value for _, value in half.inputs])
-    found.inputs = [(name, value) for (name, _), value in zip(half.inputs, values, strict=True)]
-    return _followed(found, half.wrapper, workspace).meter.peak
+    found = copy.copy(code)
+    values = sized([value for _, value in code.inputs])
+    found.inputs = [(name, value) for (name, _), value in zip(code.inputs, values, strict=True)]
+    return _followed(found, code.wrapper, workspace).meter.peak
 
 
 def _forward_beside(

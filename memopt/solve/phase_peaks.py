@@ -11,7 +11,7 @@ from memopt.solve.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
-class HalfPeaks:
+class PhasePeaks:
     """Bytes of a step's storages.
 
     Attributes:
@@ -25,7 +25,7 @@ class HalfPeaks:
     saved: int
 
 
-def half_peaks(problem: StepProblem, schedule: Schedule, kernels: Sequence[bool] = ()) -> HalfPeaks:
+def phase_peaks(problem: StepProblem, schedule: Schedule, kernels: Sequence[bool] = ()) -> PhasePeaks:
     """Return what a schedule takes.
 
     Args:
@@ -34,21 +34,21 @@ def half_peaks(problem: StepProblem, schedule: Schedule, kernels: Sequence[bool]
         kernels: per operation, whether a kernel is generated for it, which writes over what it reads last. Empty:
             for none.
     """
-    return _half_peaks(problem, Lives(problem, kernels).of(schedule))
+    return _peaks(problem, Lives(problem, kernels).of(schedule))
 
 
-def all_half_peaks(
+def all_phase_peaks(
     problem: StepProblem, schedules: Iterable[Schedule], kernels: Sequence[bool] = ()
-) -> tuple[HalfPeaks, ...]:
+) -> tuple[PhasePeaks, ...]:
     """The same of many schedules of one problem."""
     lives = Lives(problem, kernels)
-    return tuple(_half_peaks(problem, lives.of(schedule)) for schedule in schedules)
+    return tuple(_peaks(problem, lives.of(schedule)) for schedule in schedules)
 
 
-def _half_peaks(problem: StepProblem, found: Life) -> HalfPeaks:
+def _peaks(problem: StepProblem, found: Life) -> PhasePeaks:
     live = found.live - found.spared
     outputs = {s for s in problem.pinned if problem.producer[s] < problem.forward}
-    return HalfPeaks(
+    return PhasePeaks(
         forward=int(live[: problem.forward].max(initial=0)),
         backward=int(live[problem.forward :].max(initial=0)),
         saved=sum(problem.sizes[s] for s in outputs.union(found.saved.tolist())),

@@ -1,4 +1,4 @@
-"""Both halves of a step as Inductor lowered them: what they take before a kernel is compiled, and the kernels later."""
+"""Both graphs of a step as Inductor lowered them: what they take before a kernel is compiled, and the kernels later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._inductor import codecache
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memopt
-from memopt.inductor.halves import Half, Halves
+from memopt.inductor.forward_backward import ForwardBackward, GraphCode
 from memopt.inductor.loading import loaded_by
 from memopt.inductor.replay import ReplayError, Wrapper
 from memopt.program import Input, InputKind, Output, OutputKind
@@ -47,20 +47,20 @@ def call(args):
 """
 
 
-def halves():
+def graphs():
     mode = FakeTensorMode()
     with mode:
         small, saved = (torch.empty(size) for size in (256, 512))
-    found = Halves(lambda call: call)
+    found = ForwardBackward(lambda call: call)
     ends = {
         "forward": ([("w", small), ("x", small.clone())], ["y", "saved", "unread"], FORWARD),
         "backward": ([("saved", saved), ("tangent", small)], ["dw", "dx"], BACKWARD),
     }
     for name, (inputs, outputs, source) in ends.items():
-        half = object.__new__(Half)
-        half.inputs, half.outputs = inputs, outputs
-        half.wrapper, half.pieces = Wrapper(source, {"float32": torch.float32}), None
-        setattr(found, name, half)
+        code = object.__new__(GraphCode)
+        code.inputs, code.outputs = inputs, outputs
+        code.wrapper, code.pieces = Wrapper(source, {"float32": torch.float32}), None
+        setattr(found, name, code)
     return found
 
 
@@ -84,8 +84,8 @@ def nothing(func, args, kwargs, result):
     return 0
 
 
-def test_what_the_halves_take_above_what_is_resident():
-    found = halves().peaks(program(InputKind.BUFFER), nothing)
+def test_what_the_graphs_take_above_what_is_resident():
+    found = graphs().peaks(program(InputKind.BUFFER), nothing)
     assert found.forward == 7 * KIB  # in between, saved and the result
     assert found.saved == 3 * KIB  # the result is held by the caller
     # Result, saved and tangent, and the first gradient; then the second instead of what was saved.
@@ -96,7 +96,7 @@ def test_what_the_halves_take_above_what_is_resident():
 @pytest.mark.parametrize("elements", [1, 256])
 def test_the_gradient_of_a_loss_is_held_until_the_end(elements):
     """The engine begins with it, and does not let go of it as of others."""
-    late = halves()
+    late = graphs()
     with late.backward.inputs[0][1].fake_mode:
         late.backward.inputs[1] = "tangent", torch.empty(elements)
     source = BACKWARD.replace("    del tangent\n", "").replace("    del saved\n", "    del saved\n    del tangent\n")
@@ -115,32 +115,32 @@ def test_what_is_saved_is_not_held_where_an_input_has_no_gradient(updates):
     given.outputs, given.forward_outputs = (given.outputs[0], *mutation, none, given.outputs[-1]), 1 + updates
     value = given.output_nodes[0]
     given.output_nodes = (value, *[value] * updates, None, value)
-    found, usual = halves().peaks(given, nothing), halves().peaks(program(InputKind.BUFFER), nothing)
+    found, usual = graphs().peaks(given, nothing), graphs().peaks(program(InputKind.BUFFER), nothing)
     assert usual.gradients == (("w", KIB),) and found.gradients == ()
     assert dataclasses.replace(found, gradients=usual.gradients) == usual
 
 
 def test_gradients_of_the_caller_s_own_tensors_are_passed_on():
-    found = halves().peaks(program(InputKind.USER), nothing)
+    found = graphs().peaks(program(InputKind.USER), nothing)
     assert found.left == 2 * KIB
 
 
 def test_without_python_code_nothing_is_known():
-    missing = halves()
+    missing = graphs()
     missing.backward.wrapper = None
-    with pytest.raises(ReplayError, match="no Python code for one half"):
+    with pytest.raises(ReplayError, match="no Python code for one graph"):
         missing.peaks(program(InputKind.USER), nothing)
 
 
-def test_the_ends_of_a_half_are_read_from_its_graph():
+def test_the_ends_of_a_graph_are_read_from_its_graph():
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(2)
     y = graph.call_function(torch.relu, (x,))
     graph.output((y, None))
-    half = Half(fx.GraphModule({}, graph))
-    assert [name for name, _ in half.inputs] == ["x"] and half.outputs == ["relu", None]
-    assert half.wrapper is None and half.pieces is None
+    code = GraphCode(fx.GraphModule({}, graph))
+    assert [name for name, _ in code.inputs] == ["x"] and code.outputs == ["relu", None]
+    assert code.wrapper is None and code.pieces is None
 
 
 def test_kernels_wait_until_they_are_wanted_and_are_loaded_once(tmp_path, monkeypatch):
@@ -153,26 +153,26 @@ def test_kernels_wait_until_they_are_wanted_and_are_loaded_once(tmp_path, monkey
         return SimpleNamespace(call=lambda args: [*args, key])
 
     monkeypatch.setattr(codecache.PyCodeCache, "load_by_key_path", load)
-    half = Half(fx.GraphModule({}, _empty_graph()))
-    with loaded_by(half.taken):
+    code = GraphCode(fx.GraphModule({}, _empty_graph()))
+    with loaded_by(code.taken):
         kernel = codecache.PyCodeCache.load_by_key_path("kernel", str(path))
         module = codecache.PyCodeCache.load_by_key_path("wrapper", str(path), None, {"constant": 3})
     assert codecache.PyCodeCache.load_by_key_path is load
     assert loads == ["kernel"] and kernel.call([1]) == [1, "kernel"]
-    assert half.wrapper == Wrapper("the generated code", {"constant": 3})
+    assert code.wrapper == Wrapper("the generated code", {"constant": 3})
     assert module.call([1]) == [1, "wrapper"] and module.call([2]) == [2, "wrapper"]
-    half.load()
+    code.load()
     assert loads == ["kernel", "wrapper"]
 
 
-def test_what_is_put_around_a_half_is_around_every_call(tmp_path, monkeypatch):
+def test_what_is_put_around_a_graph_is_around_every_call(tmp_path, monkeypatch):
     path = tmp_path / "wrapper.py"
     path.write_text("the generated code")
     loaded = SimpleNamespace(call=lambda args: [sum(args)])
     monkeypatch.setattr(codecache.PyCodeCache, "load_by_key_path", lambda *given: loaded)
-    half = Half(fx.GraphModule({}, _empty_graph()))
-    half.around = lambda call: lambda args: ["before", *call(args), "after"]
-    with loaded_by(half.taken):
+    code = GraphCode(fx.GraphModule({}, _empty_graph()))
+    code.around = lambda call: lambda args: ["before", *call(args), "after"]
+    with loaded_by(code.taken):
         module = codecache.PyCodeCache.load_by_key_path("wrapper", str(path), None, {})
     assert module.call([1, 2]) == ["before", 3, "after"]
 
