@@ -18,6 +18,7 @@ from memopt.budget import format_bytes
 from memopt.common.garbage import collect
 from memopt.memory.live_tensors import Blocks, alive, blocks_of, live_blocks
 from memopt.memory.reach import shown_tensors
+from memopt.memory.step_watch import StepWatch
 from memopt.step.observed_steps import FIRST_STEPS, Looking
 from memopt.torch_compat.autograd_nodes import compiled_nodes, first_nodes
 from memopt.torch_compat.storages import id_of_storage
@@ -53,6 +54,9 @@ class OtherTensors:
         self._made: Blocks = {}  # in calls that were planned: constants of programs, arenas
         self._between: Blocks | None = None  # since the model's call, as backward began; None where that was not seen
         self._outputs: Blocks = {}  # of the latest call, if it has a backward: others are the loop's from then on
+        self._calls = 0  # since an optimizer has stepped
+        self._later = 0  # bytes at calls behind the first of these, as of a closure: at the first one they are gone
+        _of_optimizers.add(self)
 
     @property
     def beside_step(self) -> int:
@@ -67,6 +71,7 @@ class OtherTensors:
     def begins(self) -> bool:
         """A step begins; whether it is to be looked at."""
         self._steps += 1
+        self._calls += 1
         self._fresh, judged = False, self._steps in (self._due, self._again)
         # What the loop holds around the model's graphs is observed in this step, too, if it is.
         if self._looking.is_due(self._steps):
@@ -116,8 +121,17 @@ class OtherTensors:
                 self._counted = counted if self.total else {}
             return changed
 
+    def optimizer_stepped(self) -> None:
+        """An optimizer has stepped; what it holds while its closure runs is its own until then."""
+        if self._calls == 1:
+            self._later = 0
+        self._calls = 0
+
     def _wanted(self, total: int) -> int:
         """What to count where there are so many bytes: as many, and more where they grow; and when to look again."""
+        if self._calls > 1:
+            self._later = total
+        total = max(total, self._later)
         before = [item for item in self._found if item[0] != self._steps]
         self._found = [*before[-2:], (self._steps, total)]
         pairs = list(itertools.pairwise(self._found))
@@ -194,3 +208,11 @@ def _reached(others: weakref.ref[OtherTensors], device: torch.device, _: Any) ->
     here = others()
     if here is not None:
         here._backward_begins(device)
+
+
+def _optimizer_stepped(_: torch.optim.Optimizer) -> None:
+    for each in _of_optimizers:
+        each.optimizer_stepped()
+
+
+_of_optimizers: StepWatch[OtherTensors] = StepWatch(_optimizer_stepped)

@@ -304,3 +304,36 @@ def test_a_part_that_is_trained_before_the_model_belongs_to_a_fraction():
     assert planned <= 0.7 * eager
     assert calls_of(call).residents.others.of_step > 0.1 * eager
     assert abs(call.report.unconstrained_bytes / eager - 1) < 0.05
+
+
+class Searching(torch.optim.SGD):
+    """An optimizer that holds something while its closure runs, from its second call on."""
+
+    def step(self, closure, calls):
+        closure()
+        held = torch.zeros(10_000)
+        for _ in range(calls - 1):
+            closure()
+        del held
+        return super().step()
+
+
+def searched(rounds):
+    model = Net()
+    optimizer = Searching(model.parameters(), 0.01)
+    call, x = memopt.compile(model, "10MB", optimizer=optimizer, backend="aten"), batch()
+
+    def closure():
+        optimizer.zero_grad()
+        call(x).backward()
+
+    for calls in rounds:
+        optimizer.step(closure, calls)
+    return calls_of(call).sessions.group.others.total
+
+
+def test_what_an_optimizer_holds_while_its_closure_runs_counts_for_all_of_its_calls():
+    """LBFGS was over its budget unsaid: looks at the first calls of its steps found nothing, and all was let go."""
+    assert searched([4, 5, 7, 7]) >= 40_000  # of the calls that are looked at the last ones begin its steps
+    assert searched([1] * 9) == 0
+    assert searched([4, 5, *[1] * 60]) == 0
