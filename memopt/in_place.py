@@ -11,7 +11,9 @@ from memopt.api import compile
 from memopt.module import CompiledModule, calls_of, compilable
 
 
-def compile_in_place(model: nn.Module, budget: Any = None, *, as_it_is: tuple[str, ...] = (), **options: Any) -> None:
+def compile_in_place(
+    model: nn.Module, budget: Any = None, *, eager_methods: tuple[str, ...] = (), **options: Any
+) -> None:
     """From now on calls of this very model run as planned; whoever holds it need not know.
 
     The model gets a class of its own that is derived from its class and bears its name. What is compiled is a second
@@ -20,7 +22,7 @@ def compile_in_place(model: nn.Module, budget: Any = None, *, as_it_is: tuple[st
     Args:
         model: the model; one that is compiled in place already is compiled anew.
         budget: as `memopt.compile` takes it.
-        as_it_is: methods whose own calls of the model run eagerly: of each a plan would be made for one call.
+        eager_methods: methods whose own calls of the model run eagerly: of each a plan would be made for one call.
         options: as `memopt.compile` takes them.
 
     Raises:
@@ -36,7 +38,7 @@ def compile_in_place(model: nn.Module, budget: Any = None, *, as_it_is: tuple[st
     inner: nn.Module = object.__new__(kind)
     inner.__dict__ = model.__dict__
     stand_in = compile(inner, budget, **options)
-    model.__class__ = _kind_of(kind, stand_in, as_it_is)
+    model.__class__ = _kind_of(kind, stand_in, eager_methods)
 
 
 def stand_in_of(model: nn.Module) -> CompiledModule | None:
@@ -80,7 +82,7 @@ class _Unheard:
         pass
 
 
-def _kind_of(kind: type[nn.Module], stand_in: CompiledModule, as_it_is: tuple[str, ...]) -> type[nn.Module]:
+def _kind_of(kind: type[nn.Module], stand_in: CompiledModule, eager_methods: tuple[str, ...]) -> type[nn.Module]:
     """The class of a model compiled in place."""
     inner = calls_of(stand_in).model
 
@@ -90,7 +92,7 @@ def _kind_of(kind: type[nn.Module], stand_in: CompiledModule, as_it_is: tuple[st
     def of_the_model(name: str) -> Any:
         return lambda self, *args, **kwargs: getattr(inner, name)(*args, **kwargs)
 
-    own = {name: of_the_model(name) for name in as_it_is if callable(getattr(kind, name, None))}
+    own = {name: of_the_model(name) for name in eager_methods if callable(getattr(kind, name, None))}
     own |= {"__call__": call, "_memopt_stand_in": stand_in}
     return derived(kind, inner, own)
 

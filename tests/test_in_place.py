@@ -92,9 +92,9 @@ def test_copies_and_what_is_pickled_are_as_they_were_and_so_is_what_is_undone():
     assert type(model) is Net and stand_in_of(model) is None
 
 
-def test_methods_that_call_the_model_may_run_it_as_it_is():
+def test_methods_that_call_the_model_may_run_it_eagerly():
     model = made().eval()
-    compile_in_place(model, "1MB", backend="aten", as_it_is=("generate", "missing"))
+    compile_in_place(model, "1MB", backend="aten", eager_methods=("generate", "missing"))
     torch.testing.assert_close(model.generate(X), made().eval().generate(X))
     with pytest.raises(RuntimeError, match="nothing is planned yet"):
         _ = stand_in_of(model).report

@@ -1,1 +1,1 @@
-"""The calls of one model: planned where they are new, run as planned, as they are, or refused."""
+"""The calls of one model: planned where they are new, run as planned, eagerly, or refused."""

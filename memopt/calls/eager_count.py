@@ -1,4 +1,4 @@
-"""What a call takes that runs as it is, counted on fake tensors, and the state that the count holds for."""
+"""What a call takes that runs eagerly, counted on fake tensors, and the state that the count holds for."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Way:
     """One way to run a call.
 
     Attributes:
-        calls: of modules that are checkpointed; none: as it is.
+        calls: of modules that are checkpointed; none: plain eager.
         eager: what it takes so.
     """
 
@@ -45,7 +45,7 @@ class EagerLevers:
     """The ways to run one kind of call; each is counted once."""
 
     def __init__(self, plain: EagerCall, calls: int, before: Way | None = None) -> None:
-        """Nothing is counted yet but the call as it is.
+        """Nothing is counted yet but the plain eager call.
 
         Args:
             plain: what that takes.

@@ -1,6 +1,6 @@
 """What fails inside memopt, or inside torch's compiler for it: told from a model's own error, kept for a report.
 
-Nobody's training should end because a graph could not be rewritten: without a budget the model then runs as it is.
+Nobody's training should end because a graph could not be rewritten: without a budget the model then runs eagerly.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Fallback:
     """The calls of one model that failed inside memopt.
 
     Attributes:
-        notes: lines for the user, of calls that run as they are.
+        notes: lines for the user, of calls that run eagerly.
         own_errors: asks the model for what it raises itself.
     """
 
@@ -120,7 +120,7 @@ class Fallback:
             said = failure.said if unsure is None else unsure_of(unsure)
             self._failed[kind] = f"{text}: {said}{again}; {report}"
             raise CaptureError(self._failed[kind]) from unsure
-        self._failed[kind] = f"{failure.said}: such calls of {name} run as they are; {report}"
+        self._failed[kind] = f"{failure.said}: such calls of {name} run eagerly; {report}"
         log.warning("memopt: %s", self._failed[kind])
         self.notes.append(self._failed[kind])
         return outputs
@@ -137,12 +137,12 @@ class Fallback:
                 return
 
     def _leave(self, kind: Any, why: str, instead: str) -> None:
-        """Refuse such calls within a budget, and run them as they are without one."""
+        """Refuse such calls within a budget, and run them eagerly without one."""
         name = type(self._model).__name__
         if self._options.budget is not None:
             self._failed[kind] = f"{name} cannot be captured: {why}: {instead}, or leave the budget out"
             return
-        self._failed[kind] = f"{why}: such calls of {name} run as they are; {instead} to have them planned"
+        self._failed[kind] = f"{why}: such calls of {name} run eagerly; {instead} to have them planned"
         log.warning("memopt: %s", self._failed[kind])
         self.notes.append(self._failed[kind])
 

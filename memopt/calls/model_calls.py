@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from memopt.budget import BudgetError
-from memopt.calls.as_it_is import AsItIs, why_not
 from memopt.calls.beside_earlier import run_beside
 from memopt.calls.call_ends import CallEnds
+from memopt.calls.eager_within import EagerWithinLimit, why_not
 from memopt.calls.failures import Failure, failure_of
 from memopt.calls.fallback import Fallback
 from memopt.calls.given_optimizers import GivenOptimizers
@@ -85,7 +85,7 @@ class ModelCalls:
         fallback: calls that memopt failed at.
         others: the model's other methods; None without a budget.
         uncalled: optimizers' steps on gradients of no call; None without a budget.
-        as_it_is: calls that cannot be captured, and run within a budget.
+        eager_within: calls that cannot be captured, and run within a budget.
         refusals: calls whose budget was refused.
         ends: what looks at calls, and is told of their ends.
         inlined: whether the stand-in is a part of a model that memopt compiles: it is compiled with that.
@@ -118,7 +118,7 @@ class ModelCalls:
         self.fallback, self.refusals = Fallback(model, options), Refusals(model)
         self.others = OtherMethods(model, self.fallback.notes) if budgeted else None
         self.uncalled = StepsWithoutCalls(model, self.fallback.notes) if watch else None
-        self.as_it_is = AsItIs(model, options, self.sessions.around)
+        self.eager_within = EagerWithinLimit(model, options, self.sessions.around)
         self.ahead = PlanAhead(model, options, self.sessions, self.residents, self.fallback)
         self.ends = CallEnds(self.sessions, self.several, self.residents, budgeted=budgeted)
         self.inlined, self.reached = False, False
@@ -214,14 +214,14 @@ class ModelCalls:
         resident = functools.partial(self.residents.of, args, kwargs, kind)
         beside, refused = self.several.beside(session, args, kwargs), self.several.expecting(session, args, kwargs)
         with beside, session.call(resident, role), refused:
-            if self.as_it_is.admits(called, session, kind, args, kwargs):
+            if self.eager_within.admits(called, session, kind, args, kwargs):
                 return self._run_within(session, called, kind, args, kwargs)
             try:
                 return self._run_planned(session, called, kind, args, kwargs)
             except (NotCapturedError, BudgetError) as error:
                 why = why_not(session, error)
             collect()
-            self.as_it_is.admit(called, session, kind, args, kwargs, why)
+            self.eager_within.admit(called, session, kind, args, kwargs, why)
             return self._run_within(session, called, kind, args, kwargs)
 
     def _run_planned(self, session: Session, called: Any, kind: Kind, args: Any, kwargs: Any) -> Any:
@@ -239,7 +239,7 @@ class ModelCalls:
         step, planned, began = session.step, session.report, time.perf_counter()
         failure: Failure | None = None
         graphs, whole = self.sessions.graphs, copy.copy(self.sessions.reference)
-        doubtful = has_disabled_forward(self.model) or self.as_it_is.not_captured
+        doubtful = has_disabled_forward(self.model) or self.eager_within.not_captured
         if self.options.budget is not None and session.report is None and doubtful:
             # It is not run whole to find that nothing is captured: what it saves may be more than the budget.
             captured = self.planned.captures(session, args, kwargs)
@@ -314,13 +314,13 @@ class ModelCalls:
         return outputs
 
     def _run_within(self, session: Session, called: Any, kind: Kind, args: Any, kwargs: Any) -> Any:
-        """Run the model as it is, within the limit of the budget."""
+        """Run the model eagerly, within the limit of the budget."""
         guard = self.guards.setdefault(session, StepGuard())
         # Of a call within backward (a reentrant checkpoint) autograd would end a recording unseen.
         look = not self.ends.verifying and backward_task() == -1
         try:
             with guard.forward():
-                outputs, watch = self.as_it_is.run(called, session, kind, args, kwargs, look=look)
+                outputs, watch = self.eager_within.run(called, session, kind, args, kwargs, look=look)
         except torch.OutOfMemoryError as error:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
         self.ends.returned(session, outputs, args, kwargs, planned=False)
@@ -369,7 +369,7 @@ class ModelCalls:
 
     def plan_ahead(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """As `plan`; it is no error if the model is going to run eagerly: without a budget, or within it."""
-        self.ahead.plan_or_admit(self.kinds.alone(), self.as_it_is, args, kwargs)
+        self.ahead.plan_or_admit(self.kinds.alone(), self.eager_within, args, kwargs)
 
     def _fast_path_call(self, run: Callable[..., Any], kind: Kind, args: Any, kwargs: Any) -> Any:
         """Run what was compiled for such a call; without gradients it plans anew where it folds weights anew."""

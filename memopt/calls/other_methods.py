@@ -1,4 +1,4 @@
-"""Methods of a model beside `forward` that are called on its stand-in: they run as they are, which is said."""
+"""Methods of a model beside `forward` that are called on its stand-in: they run eagerly, which is said."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from memopt.budget import BudgetError
-from memopt.calls.as_it_is import AsItIs, why_not
+from memopt.calls.eager_within import EagerWithinLimit, why_not
 from memopt.calls.failures import failure_of
 from memopt.calls.fallback import Fallback
 from memopt.calls.guard_fast_path import Kind
@@ -82,7 +82,9 @@ class PlanAhead:
             raise NotCapturedError(f"no graph could be captured of {session.model_name}: there is nothing to plan")
         return session.report
 
-    def plan_or_admit(self, kind: Kind, as_it_is: AsItIs, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def plan_or_admit(
+        self, kind: Kind, eager_within: EagerWithinLimit, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
         """As `plan`; it is no error if such a call is going to run eagerly: without a budget, or within it.
 
         Raises:
@@ -95,10 +97,10 @@ class PlanAhead:
         except (NotCapturedError, BudgetError) as error:
             why = why_not(self._sessions.of(kind), error)
         called = self._fallback.kind(args, kwargs, kind)
-        as_it_is.admit(called, self._sessions.of(kind), kind, args, kwargs, why)
+        eager_within.admit(called, self._sessions.of(kind), kind, args, kwargs, why)
 
     def _plan_if_possible(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """As `plan`; a failure inside memopt is a warning if there is no budget, as the model then runs as it is."""
+        """As `plan`; a failure inside memopt is a warning if there is no budget, as the model then runs eagerly."""
         try:
             if self._fallback.why_failed(self._fallback.kind(args, kwargs, kind)):
                 return

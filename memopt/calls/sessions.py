@@ -48,7 +48,7 @@ from memopt.options import Options
 from memopt.report.record import Report
 from memopt.step.around import Around
 from memopt.step.before_calls import BEFORE
-from memopt.step.earlier_calls import AS_IT_IS, EarlierCalls, Ran
+from memopt.step.earlier_calls import EAGER, EarlierCalls, Ran
 from memopt.step.guard import StepGuard, allowance_of
 from memopt.step.hooked import Hooked, early_gradients
 from memopt.step.loop_bytes import Seen
@@ -277,7 +277,7 @@ class Sessions(Mapping[Plan, Session]):
             self._over.latest = session, calls
             self.whole_steps.ended(session)
             look = functools.partial(look_at, weakref.ref(self), weakref.ref(session), calls)
-            early = 0 if session.ran[0].key == AS_IT_IS else session.allowance.tangents.early
+            early = 0 if session.ran[0].key == EAGER else session.allowance.tangents.early
             model = weakref.ref(self._model)
             key, device = session.ran[0].key, session.device
             lets_go = bool(session.fallbacks.by_loss_alone.held)

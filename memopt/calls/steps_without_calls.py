@@ -51,7 +51,7 @@ class StepsWithoutCalls:
             self._say()
 
     def stop(self) -> None:
-        """The model is trained as it is from now on, or it was said."""
+        """The model is trained eagerly from now on, or it was said."""
         _watch.remove(self)
 
     def _say(self) -> None:

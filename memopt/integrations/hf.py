@@ -29,7 +29,7 @@ except ImportError as error:
 log = logging.getLogger("memopt")
 
 # Each new token is a call of new shapes, which would be planned for that one call.
-_AS_IT_IS = ("generate",)
+_EAGER_METHODS = ("generate",)
 
 
 class MemoptCallback(TrainerCallback):
@@ -78,7 +78,7 @@ class MemoptCallback(TrainerCallback):
         model, optimizer = kwargs["model"], kwargs.get("optimizer")
         stand_in = _stand_in(model)
         if stand_in is None or (model is not self._model and not isinstance(model, CompiledModule)):
-            compile_in_place(model, self.budget, as_it_is=_AS_IT_IS, optimizer=optimizer, **self.options)
+            compile_in_place(model, self.budget, eager_methods=_EAGER_METHODS, optimizer=optimizer, **self.options)
         else:
             stand_in.set_optimizer(optimizer)
         self._model, self._report = model, TrainingReport()

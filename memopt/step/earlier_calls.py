@@ -26,7 +26,7 @@ _MOST = 1 << 16
 
 
 # In place of a graph's fingerprint: of a call that runs eagerly.
-AS_IT_IS = "as it is"
+EAGER = "eager"
 
 
 class NoRoomBesideError(Exception):
@@ -112,7 +112,7 @@ class _Mark:
         self.over = True
 
 
-def _as_it_is_now(ran: Ran) -> Ran:
+def _as_kept_now(ran: Ran) -> Ran:
     call = ran.recomputed
     return ran.without_saved(call) if call is not None and call.dropped else ran
 
@@ -146,7 +146,7 @@ class EarlierCalls:
         """The earlier calls whose backward has not run, and may."""
         if self._calls:
             self._calls = [(ran, marks) for ran, marks in self._calls if any(map(_is_alive, marks))]
-        return [_as_it_is_now(ran) for ran, _ in self._calls]
+        return [_as_kept_now(ran) for ran, _ in self._calls]
 
     def if_dropped(self) -> list[Ran]:
         """What `alive` returns once `drop` was called."""

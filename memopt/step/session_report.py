@@ -25,7 +25,7 @@ class SessionReport(BudgetState):
         notes: lines for the user, each once.
         clock: of planning and compiling.
         executables: what the engine's own compiler made.
-        unplanned: whether there is a report, and nothing was planned: all calls so far have run as they are.
+        unplanned: whether there is a report, and nothing was planned: all calls so far have run eagerly.
     """
 
     def __init__(self, budget: Budget | None, resident: Resident) -> None:

@@ -17,7 +17,7 @@ from memopt.program import Program
 from memopt.report.record import Report
 from memopt.step.eager_in_loop import eager_in_loop
 from memopt.step.earlier_calls import (
-    AS_IT_IS,
+    EAGER,
     EarlierCalls,
     Figures,
     NoRoomBesideError,
@@ -109,7 +109,7 @@ class SharedStep(StepInLoop):
         """Whether a call that has no room beside earlier ones is refused from now on."""
         self.last_word = last
 
-    def runs_as_it_is(self, report: Report, graph: Figures | None) -> None:
+    def runs_eagerly(self, report: Report, graph: Figures | None) -> None:
         """Nothing is planned of a call: this is its report, and what it takes where it is one of a training step."""
         self.unplanned |= self.report is None
         self.report = report
@@ -172,7 +172,7 @@ class SharedStep(StepInLoop):
 
     def _eager_in(self, graphs: Sequence[Figures], loop: Loop) -> int:
         """Bytes that a step of these graphs takes in such a loop, as eager runs it."""
-        apart = self.broken and any(graph.key != AS_IT_IS for graph in graphs)
+        apart = self.broken and any(graph.key != EAGER for graph in graphs)
         found = eager_in_loop(
             [graph.eager for graph in graphs],
             loop,

@@ -14,7 +14,7 @@ from memopt.memory.timeline import kept_bytes, timeline
 from memopt.program import Program
 from memopt.step.eager_peaks import EagerPeaks
 from memopt.step.earlier_calls import (
-    AS_IT_IS,
+    EAGER,
     Figures,
 )
 from memopt.step.graph_peaks import between_graphs, step_peak
@@ -134,9 +134,9 @@ class StepInLoop(SessionReport):
 
     def needed_around(self, graphs: Sequence[Figures], seen: Seen) -> int:
         """Bytes that a step of these graphs takes in a loop that holds so much."""
-        as_it_is = all(graph.key == AS_IT_IS for graph in graphs)  # then nothing runs outside of others
-        base = max(graph.base for graph in graphs) + (0 if as_it_is else self.outside_beside) + seen.beside
-        with between_graphs(seen.between, seen.forward) if as_it_is else self.around_graphs(seen):
+        all_eager = all(graph.key == EAGER for graph in graphs)  # then nothing runs outside of others
+        base = max(graph.base for graph in graphs) + (0 if all_eager else self.outside_beside) + seen.beside
+        with between_graphs(seen.between, seen.forward) if all_eager else self.around_graphs(seen):
             return base + step_peak([graph.peaks for graph in graphs])
 
     @property

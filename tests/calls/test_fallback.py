@@ -76,7 +76,7 @@ def stepped(run, model, training=True):
 
 @pytest.mark.quick("capture-True-False", "compiler-True-False", "planner-False-False", "pass-True-False")
 @pytest.mark.parametrize(("where", "training", "broken"), CASES)
-def test_without_a_budget_the_model_runs_as_it_is(where, training, broken, monkeypatch, caplog, tmp_path):
+def test_without_a_budget_the_model_runs_eagerly(where, training, broken, monkeypatch, caplog, tmp_path):
     model, twin = (Net(broken).train(training) for _ in range(2))
     run = memopt.compile(model, backend="aten")
     with monkeypatch.context() as planted, caplog.at_level(logging.WARNING, "memopt"):
@@ -84,7 +84,7 @@ def test_without_a_budget_the_model_runs_as_it_is(where, training, broken, monke
         for _ in range(3):
             torch.testing.assert_close(stepped(run, model, training), stepped(twin, twin, training), rtol=0, atol=0)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "a planted fault" in line and "run as they are" in line and "\n" not in line
+    assert "a planted fault" in line and "run eagerly" in line and "\n" not in line
     (file,) = (tmp_path / "failures").iterdir()
     assert str(file) in line
     text = file.read_text()
@@ -296,7 +296,7 @@ def test_inputs_that_autograd_knows_apart_are_named_with_what_to_write_instead(s
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_a_nested_tensor_that_has_no_shape_runs_as_it_is_or_is_refused(caplog):
+def test_a_nested_tensor_that_has_no_shape_runs_eagerly_or_is_refused(caplog):
     model = torch.nn.Linear(3, 2)
     nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
     run = memopt.compile(model, backend="aten")
@@ -357,7 +357,7 @@ def test_a_tensor_that_no_graph_holds_is_named_with_what_to_write_instead(name, 
     assert [record.getMessage().count(said.partition(":")[0]) for record in caplog.records] == [1]
 
 
-def test_a_sparse_parameter_runs_as_it_is_with_an_optimizer_of_the_others():
+def test_a_sparse_parameter_runs_eagerly_with_an_optimizer_of_the_others():
     model = Holds(X.to_sparse(), "own")
     optimizer = torch.optim.SGD(model.layer.parameters(), 0.1)
     run = memopt.compile(model, "1MB", optimizer=optimizer, backend="aten")

@@ -279,7 +279,7 @@ class Looks(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_within_a_mode_that_looks_at_operators_the_model_runs_as_it_is():
+def test_within_a_mode_that_looks_at_operators_the_model_runs_eagerly():
     model, x = Plain().eval(), torch.randn(2, 4)
     compiled = steady(model, x)
     with ways(compiled) as taken:

@@ -1,4 +1,4 @@
-"""Methods of a model that are called on its stand-in run as they are; within a budget a line says so."""
+"""Methods of a model that are called on its stand-in run eagerly; within a budget a line says so."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def test_a_fraction_stays_one_of_the_same_bytes_until_the_model_moves(sessions):
 def test_without_a_plan_the_last_note_says_why(sessions):
     with pytest.raises(NotPlanned, match="call the model once"):
         sessions.report(())
-    with pytest.raises(NotPlanned, match="such calls run as they are"):
-        sessions.report(("first", "such calls run as they are"))
+    with pytest.raises(NotPlanned, match="such calls run eagerly"):
+        sessions.report(("first", "such calls run eagerly"))
 
 
 @pytest.mark.parametrize("budget", [None, "38KB"])

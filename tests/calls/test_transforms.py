@@ -10,7 +10,7 @@ from memopt.calls.transforms import Transformed
 from memopt.capture.export import CaptureError
 
 
-def test_the_model_runs_as_it_is_which_is_said_once_of_each(caplog):
+def test_the_model_runs_eagerly_which_is_said_once_of_each(caplog):
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
     calls = Transformed(model, budgeted=False)
     with caplog.at_level(logging.INFO, "memopt"):

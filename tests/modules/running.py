@@ -180,7 +180,7 @@ def run(
             warnings.simplefilter("ignore")
             torch._dynamo.reset()  # graphs of other programs
             torch.default_generator.manual_seed(1)
-            space["loop"](model, compiled or _as_it_is, space["given"], see)
+            space["loop"](model, compiled or _eager, space["given"], see)
     except Exception as raised:
         error = raised
     finally:
@@ -188,7 +188,7 @@ def run(
     return Run(see.events, error, tuple(words.lines))
 
 
-def _as_it_is(model: Any, optimizer: Any = None) -> Any:
+def _eager(model: Any, optimizer: Any = None) -> Any:
     return model
 
 

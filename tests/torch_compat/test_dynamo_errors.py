@@ -43,7 +43,7 @@ def trained(apart, budget):
     return run
 
 
-def test_without_a_budget_the_model_runs_as_it_is_and_the_line_names_the_place_and_the_way_out(caplog):
+def test_without_a_budget_the_model_runs_eagerly_and_the_line_names_the_place_and_the_way_out(caplog):
     with caplog.at_level(logging.WARNING, "memopt"):
         trained("", None)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "memopt"]
@@ -51,7 +51,7 @@ def test_without_a_budget_the_model_runs_as_it_is_and_the_line_names_the_place_a
     assert "please report" not in line and "memopt failed" not in line
 
 
-def test_within_a_budget_the_step_is_counted_and_runs_as_it_is(caplog):
+def test_within_a_budget_the_step_is_counted_and_runs_eagerly(caplog):
     with caplog.at_level(logging.WARNING, "memopt"):
         trained("", "1MB")
     (line,) = [record.getMessage() for record in caplog.records if record.name == "memopt"]

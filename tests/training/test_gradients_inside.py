@@ -1,4 +1,4 @@
-"""Models that take gradients themselves, as those that predict forces do: planned, run as they are, or refused."""
+"""Models that take gradients themselves, as those that predict forces do: planned, run eagerly, or refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_forces_that_are_trained_run_as_they_are(backend: str, caplog: pytest.Lo
         torch.testing.assert_close(_losses(model, compiled), _losses(model, model))
     (line,) = caplog.messages
     assert "takes gradients with create_graph=True" in line
-    assert "run as they are" in line
+    assert "run eagerly" in line
     assert "please report" not in line
 
 

@@ -274,7 +274,7 @@ def test_values_that_nothing_is_known_of_are_refused_with_the_line_that_asks_for
         memopt.plan(model, (x,), "1GB", backend="aten")
 
 
-def test_a_padded_sequence_is_refused_in_one_line_where_it_cannot_be_planned_and_runs_as_it_is():
+def test_a_padded_sequence_is_refused_in_one_line_where_it_cannot_be_planned_and_runs_eagerly():
     class Padded(nn.Module):
         def __init__(self):
             super().__init__()
@@ -297,7 +297,7 @@ def test_a_padded_sequence_is_refused_in_one_line_where_it_cannot_be_planned_and
     assert "runs eagerly" in run.report.notes[-1] and "test_structures.py:" in run.report.notes[-1]
 
 
-def test_what_cannot_be_captured_runs_as_it_is_where_its_count_keeps_the_budget():
+def test_what_cannot_be_captured_runs_eagerly_where_its_count_keeps_the_budget():
     class LSTM(nn.LSTM):
         @torch.compiler.disable
         def forward(self, *args):

@@ -152,7 +152,7 @@ def test_what_eager_takes_is_enough(make):
     assert taken <= run.report.peak_bytes + 64 <= budget  # the loss
     with pytest.raises(memopt.BudgetError) as refused:
         step(memopt.compile(model, budget // 2, backend="aten"), x)
-    assert refused.value.minimum_bytes <= budget and "test_as_it_is.py:" in str(refused.value)
+    assert refused.value.minimum_bytes <= budget and "test_eager_within.py:" in str(refused.value)
 
 
 def test_what_asks_for_values_may_be_profiled():
@@ -187,7 +187,7 @@ def test_a_refusal_of_what_cannot_be_counted_says_why_and_what_to_do():
         def work(self, x):
             return self.layers[0](x).mean() if torch.rand([]) < 0.5 else self.layers[1](x).mean()
 
-    with pytest.raises(memopt.CaptureError, match=r"test_as_it_is\.py:\d+.*random numbers.*: leave the budget out"):
+    with pytest.raises(memopt.CaptureError, match=r"test_eager_within\.py:\d+.*random numbers.*: leave the budget out"):
         step(memopt.compile(Drops(), "1MB", backend="aten"), torch.randn(8, 24))
 
 

@@ -1,4 +1,4 @@
-"""Calls of a model that cannot be captured: they run as they are within a budget that their counted step keeps."""
+"""Calls of a model that cannot be captured: they run eagerly within a budget that their counted step keeps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from memopt.memory.window import Held, Window, closed_if_it_fails
 from memopt.options import Options
 from memopt.report.eager import eager_report
 from memopt.step.around import Around
-from memopt.step.earlier_calls import AS_IT_IS, Figures
+from memopt.step.earlier_calls import EAGER, Figures
 from memopt.step.graph_peaks import between_graphs, step_peak
 from memopt.step.loop_bytes import SCALARS
 from memopt.step.module_checkpoints import ModuleCheckpoints
@@ -110,7 +110,7 @@ def why_not(session: Session, error: NotCapturedError | BudgetError) -> NotCaptu
     return copy.copy(error)
 
 
-class AsItIs:
+class EagerWithinLimit:
     """The calls of one model that cannot be captured, each counted on fake tensors before it runs."""
 
     def __init__(self, model: nn.Module, options: Options, around: Around) -> None:
@@ -234,8 +234,8 @@ class AsItIs:
         peaks = way.eager.peaks
         gradients = sum(size for _, size in peaks.gradients)
         report = eager_report(session, needs.most, limit, gradients, known.real, plain.most)
-        graph = Figures(peaks, known.eager.peaks, needs.base, AS_IT_IS, None) if kind.gradients else None
-        session.runs_as_it_is(report, graph)
+        graph = Figures(peaks, known.eager.peaks, needs.base, EAGER, None) if kind.gradients else None
+        session.runs_eagerly(report, graph)
         if self._limits.get(session) != limit:
             session.hold(limit)
             self._limits[session] = limit

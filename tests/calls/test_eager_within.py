@@ -42,7 +42,7 @@ def total(call, model, x, step=stepped):
 
 @pytest.mark.parametrize("budget", [1.0, "1MB"])
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
-def test_what_cannot_be_captured_runs_as_it_is_within_its_budget(budget, backend, caplog):
+def test_what_cannot_be_captured_runs_eagerly_within_its_budget(budget, backend, caplog):
     model, x = Loop(), torch.randn(32, 16)
     run = memopt.compile(model, budget, backend=backend)
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_what_cannot_be_captured_runs_as_it_is_within_its_budget(budget, backend
         run(x)
     assert run.report.peak_bytes <= run.report.budget_bytes
     said = [record.getMessage() for record in caplog.records if "runs eagerly" in record.getMessage()]
-    assert said and len(said) == len(set(said)) <= 3 and all("test_as_it_is.py:" in line for line in said)
+    assert said and len(said) == len(set(said)) <= 3 and all("test_eager_within.py:" in line for line in said)
 
 
 def test_more_than_the_budget_is_refused_each_time_it_is_asked_for():
@@ -137,7 +137,7 @@ def test_gradients_that_a_loop_lets_go_of_are_no_excess_and_no_call_runs_whole_t
 
 
 @pytest.mark.parametrize("budget", ["1MB", "10kB"])
-def test_example_inputs_are_no_reason_to_refuse_what_runs_as_it_is(budget):
+def test_example_inputs_are_no_reason_to_refuse_what_runs_eagerly(budget):
     model, x = Loop(), torch.randn(32, 16)
     with contextlib.nullcontext() if budget == "1MB" else pytest.raises(memopt.BudgetError):
         run = memopt.compile(model, budget, backend="aten", example_inputs=x)
@@ -168,7 +168,7 @@ def test_a_refusal_names_the_place_and_the_bytes_in_one_line():
 
     model, x = Plain(), torch.randn(256, 16)
     needed = counted(model, x)
-    with pytest.raises(memopt.BudgetError, match=r"Plain\.forward, test_as_it_is\.py:\d+; .*checkpoint") as refused:
+    with pytest.raises(memopt.BudgetError, match=r"Plain\.forward, test_eager_within\.py:\d+; .*checkpoint") as refused:
         memopt.compile(model, needed - 1, backend="aten")(x)
     assert refused.value.minimum_bytes == needed and "\n" not in str(refused.value)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import memopt
-from tests.calls.test_as_it_is import Loop, Off, counted, stepped, total
+from tests.calls.test_eager_within import Loop, Off, counted, stepped, total
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
