@@ -190,7 +190,7 @@ class ModelCalls:
         if self.sessions.graph_pool is not None:
             if kind != self._kind:
                 self.sessions.graph_pool.release()  # a call of another kind needs the memory
-            self.sessions.graph_pool.settle()
+            self.sessions.graph_pool.copy_out()
         self._kind = kind
         if fast_path is not None:
             try:

@@ -36,9 +36,9 @@ from memopt.capture.joint import (
     split,
 )
 from memopt.capture.keep_attention import keep_fused_attention
-from memopt.capture.lending import lend, position_of
 from memopt.capture.let_go import letting_go, mark_let_go
 from memopt.capture.reached import reached_inputs
+from memopt.capture.real_arguments import note_arguments, position_of
 from memopt.capture.watched import Rewrite, Watched
 from memopt.graph.weights import elsewhere, joined, only
 from memopt.memory.hand_over import mark_handed, marked
@@ -248,7 +248,7 @@ class Hooks:
                 self.captured, self._joint = marked(captured, self.handed.gone), joint
                 self._forward_outputs = forward_outputs
                 self.first = self.first or self.captured
-                lend(self.captured, self.example_inputs())
+                note_arguments(self.captured, self.example_inputs())
         return self.captured
 
     def backward_facts(self) -> BackwardFacts:
@@ -271,9 +271,9 @@ class Hooks:
         )
 
     def _shown(self, program: Program, places: Mapping[str, int | None]) -> tuple[tuple[int, str], ...]:
-        """Arguments that backward reads as they lay when forward ran: eager's views of them, and what is lent to it."""
-        lent = [item.argument for item in self.in_part if item.argument is not None]
-        names = dict.fromkeys([*shown_to_backward(program), *lent])
+        """Arguments that backward reads as they lay when forward ran: eager's views, and what is saved in part."""
+        in_part = [item.argument for item in self.in_part if item.argument is not None]
+        names = dict.fromkeys([*shown_to_backward(program), *in_part])
         return tuple((place, self._called[place]) for place in map(places.get, names) if place is not None)
 
     def _in_part(self, program: Program, places: Mapping[str, int | None]) -> tuple[InPart, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memopt.cuda_graphs.lent import address_of, storage_at, view
+from memopt.cuda_graphs.aliases import address_of, storage_at, view
 
 
 def unheld(values: Sequence[Any], but: Collection[int]) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from memopt.cuda_graphs.lent import Loan
+from memopt.cuda_graphs.aliases import AliasedOutputs
 from memopt.solve.placement import Placements
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class GraphPool:
         self._owner: weakref.ref[CudaGraphStep] | None = None
         self._turns = 0  # how often little came of what was captured
         self._steps = 0  # that were taken with what is captured
-        self._loans: list[Loan] = []
+        self._returned: list[AliasedOutputs] = []
         self._saved: weakref.ref[torch.Tensor] | None = None
         self._pending = False
 
@@ -94,16 +94,16 @@ class GraphPool:
 
     def is_free_for(self, step: CudaGraphStep) -> bool:
         """Whether the step's CUDA graphs may run now: they are there, and nobody needs what they write over."""
-        return not self.busy and self._owner is not None and self._owner() is step and self.settle()
+        return not self.busy and self._owner is not None and self._owner() is step and self.copy_out()
 
-    def settle(self) -> bool:
-        """Have what is lent copied where it is held; whether the memory may be written over."""
-        self._loans = [loan for loan in self._loans if not loan.settle(self._gradients)]
-        return not self._loans
+    def copy_out(self) -> bool:
+        """Have outputs copied where they are held; whether the memory may be written over."""
+        self._returned = [outputs for outputs in self._returned if not outputs.copy_out(self._gradients)]
+        return not self._returned
 
-    def lent(self, loan: Loan) -> None:
+    def returns(self, outputs: AliasedOutputs) -> None:
         """Results or gradients in it are the caller's."""
-        self._loans.append(loan)
+        self._returned.append(outputs)
 
     def begin(self, saved: torch.Tensor | None) -> None:
         """The forward of a step has run; what it saved is in use as long as this tensor of it."""
@@ -123,8 +123,8 @@ class GraphPool:
         if self.busy or self._owner is None:
             return
         self.end()
-        if not self.settle():
-            self._loans = []  # their memory stays as long as what is held of it
+        if not self.copy_out():
+            self._returned = []  # their memory stays as long as what is held of it
         self._turns += 0 < self._steps < _FEW
         self._steps = 0
         step, self._owner = self._owner(), None

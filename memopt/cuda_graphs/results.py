@@ -1,4 +1,4 @@
-"""Large results of a captured forward, which are lent to the caller rather than copied."""
+"""Large results of a captured forward, which the caller gets where they lie rather than copied."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from memopt.cuda_graphs.lent import address_of
+from memopt.cuda_graphs.aliases import address_of
 
-# Bytes from which a result is lent. Smaller ones are copied: a loop keeps its losses, and a loan that is held beyond
-# the next step ends the CUDA graph.
+# Bytes from which a result is not copied. Smaller ones are: a loop keeps its losses, and one that is held beyond the
+# next step ends the CUDA graph.
 _LARGE = 2**20
 
 
-def to_lend(results: Sequence[Any], saved: Sequence[Any], own: Sequence[int]) -> list[int]:
-    """Positions of the results that are lent.
+def aliased_places(results: Sequence[Any], saved: Sequence[Any], own: Sequence[int]) -> list[int]:
+    """Positions of the results that the caller gets where they lie.
 
     Args:
         results: of forward, in the CUDA graph's memory.
@@ -28,18 +28,18 @@ def to_lend(results: Sequence[Any], saved: Sequence[Any], own: Sequence[int]) ->
     return [] if own and all(address_of(saved[index]) in addresses for index in own) else large
 
 
-def with_versions_of(lent: Iterable[torch.Tensor], saved: list[Any], own: Iterable[int]) -> list[int]:
-    """Give what is saved of lent results their versions, so that autograd sees writes to them.
+def with_versions_of(aliased: Iterable[torch.Tensor], saved: list[Any], own: Iterable[int]) -> list[int]:
+    """Give what is saved of such results their versions, so that autograd sees writes to them.
 
     Args:
-        lent: the results.
+        aliased: the results.
         saved: what is saved, changed in place.
         own: positions of those in the CUDA graph's memory.
 
     Returns:
         Positions of the others of these.
     """
-    shown, alone = {address_of(value): value for value in lent}, []
+    shown, alone = {address_of(value): value for value in aliased}, []
     for index in own:
         value = saved[index]
         result = shown.get(address_of(value))

@@ -2,8 +2,8 @@
 
 A CUDA graph runs the generated code's own kernels in their order, on the addresses that it was captured with. What
 forward or backward is given is copied to where its CUDA graph reads it, which is free for others once it has been read
-for the last time; parameters and buffers are read where they lie. Forward's large results and gradients are lent until
-the next step (see `memopt.cuda_graphs.lent`), small results are copied out: losses, which loops keep.
+for the last time; parameters and buffers are read where they lie. Forward's large results and gradients lie there until
+the next step (see `memopt.cuda_graphs.aliases`), small results are copied out: losses, which loops keep.
 What is saved for backward stays where it is: autograd holds it between forward and backward.
 
 Whatever is not as it was when both were captured runs as the generated code does: a weight that lies elsewhere, a
@@ -27,10 +27,10 @@ from typing import Any, Protocol
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from memopt.cuda_graphs.aliases import AliasedOutputs, address_of, seen, view
 from memopt.cuda_graphs.copies import copies_of, copy, lying_as, unheld
-from memopt.cuda_graphs.lent import Loan, address_of, seen, view
 from memopt.cuda_graphs.pool import GraphPool
-from memopt.cuda_graphs.results import to_lend, with_versions_of
+from memopt.cuda_graphs.results import aliased_places, with_versions_of
 from memopt.cuda_graphs.rollback import Rollback, can_be_put_back
 from memopt.cuda_graphs.signature import StepSignature
 from memopt.cuda_graphs.speculative import meet
@@ -175,22 +175,23 @@ class CudaGraphStep:
             if not self._is_begun_on(given):
                 if self._pool.busy:
                     return self._forward(given)
-                if not self._pool.settle():
+                if not self._pool.copy_out():
                     self.stop("its gradients or outputs are held beyond the next step")
                 if not self._prepared(given):
                     self._pool.release()  # the code needs the memory
                     return self._forward(given)
                 self._run_on([given[index] for index in self._copied])
             first = self.signature.results
-            results, large = self._returned[:first], to_lend(self._returned[:first], self._returned[first:], self._own)
-            loan = Loan((self._run_forward, self._run_backward))
-            lent = dict(zip(large, loan.lend([results[place] for place in large]), strict=True))
-            if lent:
-                self._pool.lent(loan)
-            saved, token = self._saved(given, lent)
+            results = self._returned[:first]
+            large = aliased_places(results, self._returned[first:], self._own)
+            outputs = AliasedOutputs((self._run_forward, self._run_backward))
+            aliased = dict(zip(large, outputs.alias([results[place] for place in large]), strict=True))
+            if aliased:
+                self._pool.returns(outputs)
+            saved, token = self._saved(given, aliased)
             self._pool.begin(token)
-            small = copies_of([None if place in lent else value for place, value in enumerate(results)])
-            return [*(lent.get(place, value) for place, value in enumerate(small)), *saved]
+            small = copies_of([None if place in aliased else value for place, value in enumerate(results)])
+            return [*(aliased.get(place, value) for place, value in enumerate(small)), *saved]
 
     def _run_on(self, copied: Sequence[Any]) -> None:
         """Run forward's CUDA graph on what it copies."""
@@ -324,13 +325,13 @@ class CudaGraphStep:
         self._begun, self._took = None, True
         return True
 
-    def _saved(self, given: Sequence[Any], lent: Mapping[int, torch.Tensor]) -> tuple[list[Any], torch.Tensor | None]:
-        """What is handed to autograd beside lent results; a tensor of it that lives as long as autograd holds it."""
+    def _saved(self, given: Sequence[Any], large: Mapping[int, torch.Tensor]) -> tuple[list[Any], torch.Tensor | None]:
+        """What is handed to autograd beside aliased results; a tensor of it that lives as long as autograd holds it."""
         saved = [
             given[value.index] if isinstance(value, _Argument) else value
             for value in self._returned[self.signature.results :]
         ]
-        alone = with_versions_of(lent.values(), saved, self._own)
+        alone = with_versions_of(large.values(), saved, self._own)
         if not alone:
             return saved, None
         first = alone[0]
@@ -366,9 +367,9 @@ class CudaGraphStep:
         assert self._run_backward is not None
         self._run_backward()
         self._pool.end()
-        loan = Loan((self._run_forward, self._run_backward))
-        self._pool.lent(loan)
-        return loan.lend(self._gradients)
+        outputs = AliasedOutputs((self._run_forward, self._run_backward))
+        self._pool.returns(outputs)
+        return outputs.alias(self._gradients)
 
     def _is_of_graph(self, given: Sequence[Any]) -> bool:
         """Whether backward was called on what forward's CUDA graph has saved."""

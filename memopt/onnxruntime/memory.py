@@ -1,4 +1,4 @@
-"""What ONNX Runtime takes: PyTorch's CUDA allocator lent to it, and its high-water mark on a host.
+"""What ONNX Runtime takes: PyTorch's CUDA allocator, which it uses, and its high-water mark on a host.
 
 With a budget on CUDA, ONNX Runtime allocates through PyTorch's caching allocator: one pool for both, no arena beside
 it, and every byte is in `torch.cuda.max_memory_allocated`. ONNX Runtime's CPU allocator has no figures; on Linux the

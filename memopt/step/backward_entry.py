@@ -23,7 +23,7 @@ from memopt.step.hooked import spare
 from memopt.step.missing_tangents import ZEROS, Tangent
 from memopt.torch_compat.backward import compiled_node, keeps_graph, leave_missing, nodes_so_far, running_node
 from memopt.torch_compat.fake_tensors import FakeTensor
-from memopt.torch_compat.returned import lent_values
+from memopt.torch_compat.returned import saved_in_part
 from memopt.torch_compat.storages import storage_id, version_of
 from memopt.torch_compat.tracing_context import in_trace
 
@@ -125,12 +125,12 @@ def watched(
         if not torch.is_grad_enabled() or in_trace():
             return run(*args)
         first = nodes_so_far()
-        with lent_values(bool(facts.in_part)) as lent:
+        with saved_in_part(bool(facts.in_part)) as in_part:
             results = run(*args)
         node = compiled_node(results, first) or compiled_node(args, first)
         if node is not None:
             left -= 1
-            node.register_prehook(_Entry(facts, args, left >= 0, say, inside, lent).begin)
+            node.register_prehook(_Entry(facts, args, left >= 0, say, inside, in_part).begin)
         return results
 
     return call
@@ -146,11 +146,11 @@ class _Entry:
         contents: bool,
         say: Callable[[torch.OutOfMemoryError], str],
         inside: Callable[[], Exception | None],
-        lent: Sequence[tuple[int, torch.Tensor]],
+        in_part: Sequence[tuple[int, torch.Tensor]],
     ) -> None:
         self._facts, self._say, self._inside, self._released = facts, say, inside, False
         known = {item.place: item for item in facts.in_part}
-        self._lent = [(value, version_of(value), known[place]) for place, value in lent if place in known]
+        self._in_part = [(value, version_of(value), known[place]) for place, value in in_part if place in known]
         self._stamps: list[Stamp | Place] = [Stamp(args[place], name, contents) for place, name in facts.recomputed]
         self._stamps += [Place(args[place], name) for place, name in facts.shown]
         self._without_gradient = [args[place] for place in facts.without]
@@ -175,7 +175,7 @@ class _Entry:
         missing = {place for place, gradient in enumerate(gradients) if known and gradient is None}
         changed = self._look(missing)
         if not keeps_graph():
-            self._stamps, self._lent = [], []  # the caller's tensors are the caller's
+            self._stamps, self._in_part = [], []  # the caller's tensors are the caller's
         none = self._without(missing) if known else []
         node = running_node()
         if known and self._facts.tangents:
@@ -192,7 +192,7 @@ class _Entry:
         given = {place for place in range(self._facts.outputs) if place not in missing}
         unread = {item.name for item in self._facts.in_part if given.isdisjoint(item.outputs)}
         harmless: list[str] = []
-        for value, version, item in self._lent:
+        for value, version, item in self._in_part:
             if version_of(value) == version:
                 continue
             if given.isdisjoint(item.outputs):

@@ -12,7 +12,7 @@ from torch import fx
 from memopt.backends.aten import emit, emit_pieces
 from memopt.backends.hand_over import drained
 from memopt.capture.joint import constants_to_attributes
-from memopt.capture.lending import borrowed
+from memopt.capture.real_arguments import real_argument
 from memopt.common.phases import phase
 from memopt.graph.synthesis import is_cuda, same_random_state, synthesize
 from memopt.graph.targets import is_collective
@@ -41,8 +41,8 @@ class TrialMemoryError(TrialError):
 def trial(program: Program) -> int:
     """Run the program once with the aten backend and return its measured peak in bytes above its inputs.
 
-    Weights are the real ones where they are known, and so are the caller's tensors where they were lent
-    (`memopt.capture.lending`); other user inputs are random, with zeros for integers, so that they stay valid as
+    Weights are the real ones where they are known, and so are the caller's tensors where they were noted
+    (`memopt.capture.real_arguments`); other user inputs are random, with zeros for integers, so that they stay valid as
     indices. In a training program the tangents appear where backward starts. Random number generators are left as
     they were. Nothing of the model changes: the program is functional.
 
@@ -85,7 +85,7 @@ def bytes_beside(program: Program) -> int:
         if entry.kind not in (InputKind.CONSTANT, InputKind.TANGENT)
         and node.name not in program.state
         and isinstance(node.meta["val"], torch.Tensor)
-        and borrowed(node) is None
+        and real_argument(node) is None
     ]
     random = torch.get_rng_state().nbytes
     return random + sum(allocated_bytes(span(each) * each.element_size(), each.device) for each in made)
@@ -117,7 +117,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _value_for(node: fx.Node) -> Any:
-    value = borrowed(node)
+    value = real_argument(node)
     return synthesize(node.meta["val"]) if value is None else value
 
 

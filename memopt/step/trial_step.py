@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memopt.capture.lending import position_of
+from memopt.capture.real_arguments import position_of
 from memopt.common.garbage import collect
 from memopt.graph.synthesis import same_random_state
 from memopt.host.buffers import release

@@ -6,7 +6,7 @@
    have a count of their own, and so does `_unsafe_view`, by which AOTAutograd itself hides views from autograd.
 
 3. It notices those to what no gradient that is asked for needs as well: eager's graph has a node of each operation. So
-   some of what is saved may be lent with a count that nobody else has, and who asked for that looks at it himself.
+   some of what is saved may be given with a count that nobody else has, and who asked for that looks at it himself.
 
 `detach` makes what is no view and shares the count. Tried on torch 2.11 and 2.13.
 """
@@ -25,22 +25,22 @@ from torch._guards import TracingContext
 _Run = Callable[[list[Any]], Sequence[Any]]
 
 
-class _Lent(threading.local):
+class _InPart(threading.local):
     values: list[tuple[int, torch.Tensor]] | None = None
 
 
-_lent = _Lent()
+_in_part = _InPart()
 
 
 @contextlib.contextmanager
-def lent_values(lends: bool = True) -> Iterator[list[tuple[int, torch.Tensor]]]:
-    """Within, compiled forwards lend what they save in part: its place in their results, and it without gradients."""
+def saved_in_part(wanted: bool = True) -> Iterator[list[tuple[int, torch.Tensor]]]:
+    """Within, compiled forwards give what they save in part: its place in their results, and it without gradients."""
     found: list[tuple[int, torch.Tensor]] = []
-    before, _lent.values = _lent.values, found if lends else None
+    before, _in_part.values = _in_part.values, found if wanted else None
     try:
         yield found
     finally:
-        _lent.values = before
+        _in_part.values = before
 
 
 def writable(run: _Run, in_part: Callable[[], Sequence[int]] = tuple) -> _Run:
@@ -50,7 +50,7 @@ def writable(run: _Run, in_part: Callable[[], Sequence[int]] = tuple) -> _Run:
 
     Args:
         run: empties its list of arguments and returns the caller's results, and what it saves behind them.
-        in_part: places of what it saves and may lend, where the caller can write to it; asked for when it is called.
+        in_part: places of what it saves in part, where the caller can write to it; asked for when it is called.
     """
     _hide_no_views()
     places: list[tuple[int, int]] | None = None
@@ -69,10 +69,10 @@ def writable(run: _Run, in_part: Callable[[], Sequence[int]] = tuple) -> _Run:
                 results[place] = value.detach()
             elif value is not base and _memory(value) == _memory(base):  # a CUDA graph has results in other memory
                 results[place] = _shown_by(base, value).detach()
-        if _lent.values is not None:
+        if _in_part.values is not None:
             for place in in_part():
                 if place in reached:
-                    _lent.values.append((place, results[place].detach()))  # autograd's node may keep it
+                    _in_part.values.append((place, results[place].detach()))  # autograd's node may keep it
                     results[place] = results[place].data
         return results
 

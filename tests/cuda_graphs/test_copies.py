@@ -4,8 +4,8 @@ import gc
 
 import torch
 
+from memopt.cuda_graphs.aliases import address_of, seen
 from memopt.cuda_graphs.copies import copies_of, copy, like, unheld
-from memopt.cuda_graphs.lent import address_of, seen
 
 
 def test_what_stands_for_tensors_lies_where_they_do_and_does_not_hold_them():

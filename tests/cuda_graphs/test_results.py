@@ -1,4 +1,4 @@
-"""Large results of a captured forward: lent until the next step, and seen by autograd where they are written to."""
+"""Large results of a captured forward: aliased until the next step, and seen by autograd where they are written to."""
 
 from __future__ import annotations
 
@@ -114,6 +114,6 @@ def test_small_results_are_copied(called: Any, monkeypatch: pytest.MonkeyPatch) 
 
 def test_nothing_is_lent_that_is_all_that_is_saved() -> None:
     large = torch.zeros(2**20)
-    assert results.to_lend([large], [large.view(2, -1), large], [0, 1]) == []
-    assert results.to_lend([large], [large, torch.zeros(2)], [0, 1]) == [0]
-    assert results.to_lend([large, 3, None], [], []) == [0]
+    assert results.aliased_places([large], [large.view(2, -1), large], [0, 1]) == []
+    assert results.aliased_places([large], [large, torch.zeros(2)], [0, 1]) == [0]
+    assert results.aliased_places([large, 3, None], [], []) == [0]

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from memopt.cuda_graphs.lent import seen, storage_at, view
+from memopt.cuda_graphs.aliases import seen, storage_at, view
 from memopt.cuda_graphs.pool import GraphPool
 from memopt.cuda_graphs.signature import StepSignature, signature_of
 from memopt.cuda_graphs.step import CudaGraphStep, NotCapturable

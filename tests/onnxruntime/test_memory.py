@@ -1,4 +1,4 @@
-"""What a call takes is seen: in resident pages on a host, and in PyTorch's allocator where it is lent on CUDA."""
+"""What a call takes is seen: in resident pages on a host, and in PyTorch's allocator where that is used on CUDA."""
 
 import ctypes
 import sys
@@ -49,14 +49,14 @@ def test_blocks_go_through_pytorch_s_allocator_on_one_stream(monkeypatch):
     monkeypatch.setattr(torch.cuda, "caching_allocator_alloc", lambda *given: taken.append(given) or 4096)
     monkeypatch.setattr(torch.cuda, "caching_allocator_delete", freed.append)
     device, stream = torch.device("cuda", 0), object()
-    lent = TorchAllocator(device, stream)
-    allocate, free, empty = functions(lent)
+    allocator = TorchAllocator(device, stream)
+    allocate, free, empty = functions(allocator)
     assert allocate(100) == 4096 and taken == [(100, device, stream)]
     assert not allocate(0) and len(taken) == 1, "nothing is taken for nothing"
     free(4096)
     free(None)
     empty()
-    assert freed == [4096] and lent.error is None
+    assert freed == [4096] and allocator.error is None
 
 
 def test_memory_that_ran_out_is_an_address_of_nothing_and_is_kept_for_python(monkeypatch):
@@ -64,9 +64,9 @@ def test_memory_that_ran_out_is_an_address_of_nothing_and_is_kept_for_python(mon
         raise torch.OutOfMemoryError("no memory left")
 
     monkeypatch.setattr(torch.cuda, "caching_allocator_alloc", refuse)
-    lent = TorchAllocator(torch.device("cuda", 0), object())
-    assert functions(lent)[0](100) is None
-    assert isinstance(lent.error, torch.OutOfMemoryError)
+    allocator = TorchAllocator(torch.device("cuda", 0), object())
+    assert functions(allocator)[0](100) is None
+    assert isinstance(allocator.error, torch.OutOfMemoryError)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""The caller's own tensors, lent to a captured program for as long as they live.
+"""The caller's own tensors as arguments of a captured program, for as long as they live.
 
 A trial step runs on them, so that it takes no second set of inputs. They are no part of the program: nothing may depend
 on their values but what a trial measures.
@@ -17,10 +17,10 @@ from memopt.program import InputKind, Program, describe
 from memopt.torch_compat.fake_tensors import FakeTensor
 from memopt.torch_compat.roles import position_given, value_given
 
-_KEY = "memopt_lent"
+_KEY = "memopt_argument"
 
 
-def lend(program: Program, given: Sequence[Any]) -> None:
+def note_arguments(program: Program, given: Sequence[Any]) -> None:
     """Note on the program's user inputs which of the caller's tensors they are, without keeping those alive.
 
     Those that a tensor of a class of its own holds (the values of a jagged one) are inputs each.
@@ -36,8 +36,8 @@ def lend(program: Program, given: Sequence[Any]) -> None:
                 node.meta[_KEY] = weakref.ref(value)
 
 
-def borrowed(node: fx.Node) -> torch.Tensor | None:
-    """The caller's tensor, detached; None where none was lent, it is gone, or it is not as the graph wants it."""
+def real_argument(node: fx.Node) -> torch.Tensor | None:
+    """The caller's tensor, detached; None where none was noted, it is gone, or it is not as the graph wants it."""
     value = node.meta[_KEY]() if _KEY in node.meta else None
     fake = node.meta.get("val")
     if value is None or isinstance(value, FakeTensor) or not isinstance(fake, torch.Tensor):

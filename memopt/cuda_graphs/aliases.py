@@ -1,4 +1,4 @@
-"""Tensors in memory that is written over: lent to a caller until it lets go of them, or else copied in time.
+"""Outputs that alias memory which is written over: a caller has them until it lets go of them, or they are copied.
 
 Gradients of a captured step lie in its CUDA graphs' memory. Most training lets go of them before the next step; to copy
 all of them out would take as much memory again. Work on other streams must have read them when they are let go of:
@@ -18,19 +18,19 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from memopt.torch_compat.cuda_memory import storage_of_memory
 
 
-class Loan:
+class AliasedOutputs:
     """Tensors on the memory of others, of which it is seen whether somebody holds them still."""
 
     def __init__(self, memory: Any = None) -> None:
-        """Lend nothing yet; `memory` holds what is lent, and is held as long as that."""
-        self._lent = _Lent(memory)
+        """There are none yet; `memory` holds theirs, and is held as long as somebody holds one."""
+        self._aliases = _Aliases(memory)
         self._tensors: list[weakref.ref[torch.Tensor]] = []
-        # Compiled code may be let go of, and the loan with it, while a caller holds gradients.
-        weakref.finalize(self, _keep, self._lent).atexit = False
+        # Compiled code may be let go of, and this with it, while a caller holds gradients.
+        weakref.finalize(self, _keep, self._aliases).atexit = False
 
-    def lend(self, values: Sequence[Any]) -> list[Any]:
+    def alias(self, values: Sequence[Any]) -> list[Any]:
         """Tensors at the same addresses as these, for a caller; what is no tensor comes as it is."""
-        _kept[:] = [lent for lent in _kept if lent.held()]
+        _kept[:] = [aliases for aliases in _kept if aliases.held()]
         storages: dict[int, Any] = {}
         found = []
         for value in values:
@@ -38,18 +38,18 @@ class Loan:
                 value = view(storage_at(value, storages), value)
                 self._tensors.append(weakref.ref(value))
             found.append(value)
-        self._lent.storages = {address: seen(storage) for address, storage in storages.items()}
+        self._aliases.storages = {address: seen(storage) for address, storage in storages.items()}
         return found
 
     def held(self) -> set[int]:
         """The addresses of what somebody holds."""
-        return self._lent.held()
+        return self._aliases.held()
 
-    def settle(self, others: Callable[[], Iterable[torch.Tensor]]) -> bool:
-        """Give what is held memory of its own; whether nothing is held of this loan afterwards.
+    def copy_out(self, others: Callable[[], Iterable[torch.Tensor]]) -> bool:
+        """Give what is held memory of its own; whether none is held afterwards.
 
         Args:
-            others: tells tensors that may share the memory of those that were lent: gradients of parameters.
+            others: tells tensors that may share the memory of the outputs: gradients of parameters.
         """
         held = self.held()
         if held:
@@ -58,13 +58,13 @@ class Loan:
                     tensor.data = tensor.detach().clone()
         if held and self.held():
             return False
-        self._lent.memory, self._lent.storages, self._tensors = None, {}, []
+        self._aliases.memory, self._aliases.storages, self._tensors = None, {}, []
         return True
 
 
 @dataclasses.dataclass(eq=False)
-class _Lent:
-    """What a loan is of: the memory, and storages on it by their addresses."""
+class _Aliases:
+    """The memory that outputs alias, and storages on it by their addresses."""
 
     memory: Any
     storages: dict[int, StorageWeakRef] = dataclasses.field(default_factory=dict)
@@ -73,14 +73,14 @@ class _Lent:
         return {address for address, storage in self.storages.items() if not _is_gone(storage)}
 
 
-# What somebody still held in a way that was not found when its loan was given up.
-_kept: list[_Lent] = []
+# What somebody still held in a way that was not found when the outputs were given up.
+_kept: list[_Aliases] = []
 
 
-def _keep(lent: _Lent) -> None:
-    """Hold the memory of a loan that is given up as long as somebody holds something of it."""
-    if lent.held():
-        _kept.append(lent)
+def _keep(aliases: _Aliases) -> None:
+    """Hold the memory of outputs that are given up as long as somebody holds something of it."""
+    if aliases.held():
+        _kept.append(aliases)
 
 
 def seen(storage: Any) -> StorageWeakRef:

@@ -1,4 +1,4 @@
-"""Tensors lent to a captured program: found while they live and fit, never kept alive."""
+"""The caller's tensors for a captured program: found while they live and fit, never kept alive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from memopt.capture.lending import borrowed, lend, position_of
+from memopt.capture.real_arguments import note_arguments, position_of, real_argument
 from memopt.compilation.session import Session
 from memopt.program import InputKind
 from tests.training.steps import make
@@ -42,11 +42,11 @@ def user_inputs(program):
 def test_the_caller_s_tensor_is_found_by_its_place_and_survives_a_copy(monkeypatch):
     program, x = captured(monkeypatch)
     (node,) = user_inputs(program)
-    assert borrowed(node).data_ptr() == x.data_ptr() and not borrowed(node).requires_grad
+    assert real_argument(node).data_ptr() == x.data_ptr() and not real_argument(node).requires_grad
     (copied,) = user_inputs(program.copy())
-    assert borrowed(copied).data_ptr() == x.data_ptr()
+    assert real_argument(copied).data_ptr() == x.data_ptr()
     others = [node for node in program.placeholders if node not in user_inputs(program)]
-    assert others and all(borrowed(node) is None for node in others)
+    assert others and all(real_argument(node) is None for node in others)
 
 
 class Within(torch.nn.Linear):
@@ -66,9 +66,9 @@ def test_what_a_tensor_of_a_class_of_its_own_holds_is_found(kind, monkeypatch):
         held = [values, torch.ones(6, 4)]
         x = TwoTensor(*held)
     program, _ = captured(monkeypatch, Within(4, 4), x)
-    found = [borrowed(node) for node in user_inputs(program)]
-    lent = {tensor.data_ptr() for tensor in found if tensor is not None}
-    assert {tensor.data_ptr() for tensor in held} <= lent
+    found = [real_argument(node) for node in user_inputs(program)]
+    places = {tensor.data_ptr() for tensor in found if tensor is not None}
+    assert {tensor.data_ptr() for tensor in held} <= places
 
 
 def test_nothing_is_kept_alive(monkeypatch):
@@ -77,16 +77,16 @@ def test_nothing_is_kept_alive(monkeypatch):
     alive = weakref.ref(x)
     del x
     gc.collect()
-    assert alive() is None and borrowed(node) is None
+    assert alive() is None and real_argument(node) is None
 
 
 def test_what_does_not_fit_the_graph_or_is_no_plain_tensor_is_not_used(monkeypatch):
     program, x = captured(monkeypatch)
     (node,) = user_inputs(program)
     for other in (x.t().contiguous().t(), x[:4], x.double(), torch.nn.Parameter(x), x.to("meta")):
-        node.meta.pop("memopt_lent")
+        node.meta.pop("memopt_argument")
         given = [None] * (position_of(node) + 1)
         given[position_of(node)] = other
-        lend(program, given)
-        assert borrowed(node) is None
-        node.meta.setdefault("memopt_lent", weakref.ref(other))
+        note_arguments(program, given)
+        assert real_argument(node) is None
+        node.meta.setdefault("memopt_argument", weakref.ref(other))
