@@ -36,6 +36,7 @@ from memopt.calls.steps_without_calls import StepsWithoutCalls, count_call
 from memopt.calls.tracing import note_outside
 from memopt.calls.transforms import Transformed
 from memopt.calls.verified import verified
+from memopt.calls.weak_sessions import make_way
 from memopt.calls.whole_steps import unless_planned
 from memopt.capture.export import CaptureError, NotCapturedError
 from memopt.common.garbage import collect, collecting_rarely
@@ -187,9 +188,10 @@ class ModelCalls:
         return run_beside(self.sessions, self.several, kind, graph, lambda other: self._run(other, None, args, kwargs))
 
     def _run(self, kind: Kind, fast_path: FastPathGraph | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kind != self._kind:
+            other = self._kind is not None and self._kind.gradients != kind.gradients
+            make_way(self.sessions, functions=other and self.options.budget is not None)
         if self.sessions.graph_pool is not None:
-            if kind != self._kind:
-                self.sessions.graph_pool.release()  # a call of another kind needs the memory
             self.sessions.graph_pool.copy_out()
         self._kind = kind
         if fast_path is not None:

@@ -28,6 +28,21 @@ def release(sessions: Mapping[Plan, Session]) -> None:
             session.graph_pool.release()
 
 
+def make_way(sessions: Sessions, *, functions: bool) -> None:
+    """Give a call of another kind than the latest the memory that is held between the calls of others.
+
+    A step is planned without the arena that an evaluation runs in, and that without what a step was captured in.
+
+    Args:
+        sessions: of one model.
+        functions: whether what runs without gradients gives back its memory as well.
+    """
+    if sessions.graph_pool is not None:
+        sessions.graph_pool.release()
+    if functions:
+        release(sessions)
+
+
 def kept_more(session: weakref.ref[Session], calls: Sequence[Ran]) -> int:
     """Bytes that backward of these calls takes more where their graphs are kept."""
     known = session()

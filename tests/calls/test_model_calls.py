@@ -47,3 +47,38 @@ def test_what_is_planned_outlives_an_error_of_the_model(budget):
         with pytest.raises((RuntimeError, TypeError)):
             run(bad)
         assert dict(run._memopt.sessions) == planned
+
+
+class Held:
+    """A function that holds an arena between its calls."""
+
+    def __init__(self):
+        self.released = 0
+
+    def release(self):
+        self.released += 1
+
+
+@pytest.mark.parametrize("budget", ["1GB", None])
+def test_what_an_evaluation_holds_between_its_calls_is_given_back_before_a_step(budget):
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    run = memopt.compile(model, budget, optimizer=torch.optim.SGD(model.parameters(), 0.1), backend="aten")
+
+    def evaluates():
+        with torch.no_grad():
+            run(x)
+
+    def trains():
+        run(x).sum().backward()
+
+    trains()
+    trains()  # its gradients are added
+    evaluates()
+    held = Held()
+    for session in run._memopt.sessions.values():
+        session.functions.add(held)
+    expected = 0
+    for call, switches in ((evaluates, 0), (trains, 1), (trains, 0), (evaluates, 1), (evaluates, 0), (trains, 1)):
+        call()
+        expected += switches * (budget is not None) * len(run._memopt.sessions)
+        assert held.released == expected
