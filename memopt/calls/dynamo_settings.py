@@ -28,6 +28,7 @@ from memopt.torch_compat.formatted_keys import formatted_keys
 from memopt.torch_compat.logging_calls import deferred_logging
 from memopt.torch_compat.no_outputs import none_has_no_gradient
 from memopt.torch_compat.out_views import out_views_copied
+from memopt.torch_compat.random_objects import own_random_objects
 from memopt.torch_compat.recurrent_calls import RECURRENT_CALLS
 from memopt.torch_compat.replaced_calls import replaced_calls
 from memopt.torch_compat.static_shapes import Varying, static_shapes, varying_shapes
@@ -84,6 +85,7 @@ def dynamo_settings(
             for each in (*seen, folded_errors_raise(), functions_keep_backward(), checkpoints_draw()):
                 stack.enter_context(each)
             stack.enter_context(fixed_comparisons())
+            stack.enter_context(own_random_objects())
             stack.enter_context(compared_modules_guarded())
             stack.enter_context(replaced_calls({**REPLACEMENTS, **RECURRENT_CALLS}))
             stack.enter_context(out_views_copied())

@@ -38,7 +38,7 @@ def eager_count(
         return "hooks on saved tensors are in force"
     if has_group():  # its twin would share what talks to other ranks
         return "processes work together"
-    start = CallStart(model, (args, kwargs), state=True, objects=True)  # a twin has the model's own objects
+    start = CallStart(model, (args, kwargs), state=True)  # a twin has the model's own objects
     try:
         found = eager_call(model, args, kwargs, session.table, backward=kind.gradients, around=around, renews=renews)
     finally:

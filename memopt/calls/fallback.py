@@ -57,8 +57,7 @@ class Fallback:
         """
         if kind in self._worked:
             return CallStart(self._model, (args, kwargs), state=anew, written=written)
-        within = self._options.budget is not None
-        return CallStart(self._model, (args, kwargs), state=True, buffers=True, objects=within)
+        return CallStart(self._model, (args, kwargs), state=True, buffers=True)
 
     def works(self, kind: Any) -> None:
         """Such a call has worked."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from memopt.calls.start import contents_of, refill
 from memopt.memory.attributes import is_object
+from memopt.memory.object_state import contents_of, refill
 from memopt.torch_compat import pytree
 from memopt.torch_compat.modules import OF_COMPILER
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +9,7 @@ import torch
 from torch import nn
 
 from memopt.common.random_streams import RandomStreams
-from memopt.memory.attributes import objects_of
+from memopt.memory.object_state import ObjectState, contents_of, refill
 from memopt.torch_compat import pytree
 from memopt.torch_compat.fully_sharded import let_go
 from memopt.torch_compat.modules import own_buffers, own_parameters
@@ -19,7 +17,6 @@ from memopt.torch_compat.storages import id_of_storage, version_of
 from memopt.torch_compat.transforms import is_transformed
 
 _SMALL = 2**20  # bytes of memory that is copied: what counts or averages is small, larger ones are tables and masks
-_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _PLAIN = (bool, int, float, str, type(None))
 _TENSORS = (torch.Tensor, nn.Parameter)
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_parameters"}
@@ -28,7 +25,7 @@ _HOOKS = sorted(name for name in _INTERNAL if "forward" in name or "backward" in
 
 
 class CallStart:
-    """What there is at the start of a call: random numbers, tensors of the model and of the call, plain attributes.
+    """What there is at the start of a call: random numbers, tensors of the model and the call, what its code reaches.
 
     Memory that is small is copied. Of larger it is known whether it was written to since.
     """
@@ -40,7 +37,6 @@ class CallStart:
         *,
         state: bool,
         buffers: bool = False,
-        objects: bool = False,
         written: Collection[int] | None = None,
     ) -> None:
         """Remember it.
@@ -50,7 +46,6 @@ class CallStart:
             inputs: what it is called with.
             state: whether more than the random numbers may have to be set back.
             buffers: whether the model's buffers are copied however large they are.
-            objects: whether attributes of plain objects that its modules hold (a cache, a counter) are set back, too.
             written: what such calls are known to write to, as `written` returns it: other trained parameters are not
                 copied, of which there may be hundreds. None: it is not known.
         """
@@ -60,7 +55,8 @@ class CallStart:
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._hooks: list[tuple[nn.Module, type, dict[str, Any]]] = []  # those that there are: most are empty
         modules, devices = [*model.named_modules()], set()
-        for name, tensor in _tensors(modules, inputs):
+        self._reached = ObjectState(model, inputs) if state else None
+        for name, tensor in _tensors(modules, inputs, () if self._reached is None else self._reached.tensors):
             memory = tensor.untyped_storage()
             if tensor.is_cuda and name.kind == "parameter":
                 devices.add(tensor.device.index)
@@ -78,15 +74,13 @@ class CallStart:
             self._attributes.append((attributes, _own(attributes)))
             hooks = {name: _kept(value) for name in _HOOKS if (value := attributes.get(name)) or value is False}
             self._hooks.append((module, type(module), hooks))
-        for value in objects_of(model) if state and objects else ():
-            self._attributes.append((vars(value), {key: _kept(item) for key, item in vars(value).items()}))
 
     def written(self) -> set[int]:
         """Of memory that was copied, what has changed since, by `id_of_storage`."""
         return {key for key, copy in self._copies.items() if copy.differs}
 
     def restore(self) -> str:
-        """Set back what has changed since; the name of a tensor that has and was not copied, or else empty."""
+        """Set back what has changed since; the name of what has and was not copied, or else empty."""
         self._random.restore()
         let_go(self._model)
         for attributes, known in self._attributes:
@@ -98,7 +92,8 @@ class CallStart:
                 _restore_hooks(module.__dict__, hooks)
         for copy in self._copies.values():
             copy.restore()
-        return next((name.text for name, tensor, version in self._watched if version_of(tensor) != version), "")
+        stays = "" if self._reached is None else self._reached.restore()
+        return next((name.text for name, tensor, version in self._watched if version_of(tensor) != version), stays)
 
 
 class _Copy:
@@ -134,12 +129,14 @@ class _Name(NamedTuple):
     @property
     def text(self) -> str:
         """As messages have it."""
-        if self.kind == "input":
-            return f"input {self.key}"
+        if self.kind in ("input", "tensor"):
+            return f"{self.kind} {self.key}"
         return f"{self.kind} {f'{self.path}.{self.key}'.lstrip('.')!r}"
 
 
-def _tensors(modules: Iterable[tuple[str, nn.Module]], inputs: Any) -> Iterator[tuple[_Name, torch.Tensor]]:
+def _tensors(
+    modules: Iterable[tuple[str, nn.Module]], inputs: Any, reached: Iterable[torch.Tensor]
+) -> Iterator[tuple[_Name, torch.Tensor]]:
     """Tensors that a call may write to: of memory that several of them show, buffers first."""
     for kind, values_of in _PLACES:
         for path, module in modules:
@@ -149,6 +146,9 @@ def _tensors(modules: Iterable[tuple[str, nn.Module]], inputs: Any) -> Iterator[
     for index, leaf in enumerate(pytree.tree_leaves(inputs)):
         if _is_plain(leaf):
             yield _Name("input", "", str(index)), leaf
+    for leaf in reached:
+        if _is_plain(leaf):
+            yield _Name("tensor", "", "of an object"), leaf
 
 
 # What a tensor of a module is, and where a module has those of that kind.
@@ -214,26 +214,3 @@ def _restore_hooks(attributes: dict[str, Any], hooks: Mapping[str, Any]) -> None
                 attributes[name] = None
             else:
                 attributes[name].clear()
-
-
-def contents_of(value: Any) -> list[Any] | None:
-    """What a list, a dictionary, a set or a queue holds; None of anything else."""
-    if type(value) in _MAPPINGS:
-        return list(value.items())
-    return list(value) if type(value) in (list, set, collections.deque) else None
-
-
-def refill(value: Any, contents: list[Any]) -> None:
-    """Have a list, a dictionary, a set or a queue hold that, where it holds anything else."""
-    held = contents_of(value) or []
-    if len(held) == len(contents) and all(
-        a is b or (isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) and all(map(operator.is_, a, b)))
-        for a, b in zip(held, contents, strict=True)
-    ):
-        return
-    value.clear()
-    if isinstance(value, dict):
-        for key, item in contents:  # a Counter's `update` would count
-            value[key] = item
-    else:
-        value.update(contents) if isinstance(value, set) else value.extend(contents)

@@ -16,6 +16,7 @@ from torch import nn
 from memopt.capture.export import NotCapturedError
 from memopt.capture.graph_inputs import Known, Names
 from memopt.graph.weights import Held, by_itself, held
+from memopt.memory.object_state import ObjectState
 from memopt.memory.resident import storage_bytes
 from memopt.program import InputKind
 from memopt.torch_compat.fake_conversions import converted_as_real
@@ -49,7 +50,8 @@ class Shadow:
         Raises:
             NotCapturedError: a part of the model is TorchScript's, which has no twin.
         """
-        self.mode = ValuedFakeMode()
+        self.mode, self._original = ValuedFakeMode(), model
+        self._given: Any = ()
         self._twins: dict[int, Any] = {}
         self._by_attributes: dict[int, Any] = {}
         self._alive: list[Any] = []
@@ -62,12 +64,17 @@ class Shadow:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Within: the twin may run, in the fake mode of its tensors."""
-        with converted_as_real(), self.mode:
-            yield
+        """Within: the twin may run, in the fake mode of its tensors; what objects hold that it shares is set back."""
+        reached = ObjectState(self._original, self._given)
+        try:
+            with converted_as_real(), self.mode:
+                yield
+        finally:
+            reached.restore()
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Fake copies of the tensors in the arguments; everything else as it is."""
+        self._given = args, kwargs
         return turned(self._twin, (tuple(args), dict(kwargs)))  # type: ignore[no-any-return]
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -137,6 +144,8 @@ class Shadow:
             return turned
         if type(value) is tuple and any(id(item) in self._twins or type(item) in _CONTAINERS for item in value):
             return tuple(map(self._turned, value))
+        if isinstance(value, types.GeneratorType):
+            return _Unread()
         return self._copied(value) if type(value) in _CONTAINERS else value
 
     def _twin_of(self, module: nn.Module) -> Any:
@@ -190,6 +199,16 @@ class Shadow:
             for index, item in enumerate(value):
                 twin[index] = self._item(item)
         return twin
+
+
+class _Unread:
+    """In place of a running function that yields: it can neither be copied nor set back."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        raise NotCapturedError("forward advances a generator, which cannot be set back: keep a list and an index")
 
 
 def _bare(module: nn.Module) -> Any:
