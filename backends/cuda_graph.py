@@ -177,7 +177,7 @@ class Replay:
         try:
             if self._segment is None:
                 with lifted(torch.device("cuda")):
-                    self._segment = least_segment(self._reserved_with)
+                    self._segment = smallest_segment(self._reserved_with)
             graph, self._outputs = self._captured(self._segment)
             self._finish(self._outputs, self._inputs, copy)
         except RuntimeError as error:
@@ -212,7 +212,7 @@ class Replay:
         self.release()
 
 
-def least_segment(reserved: Callable[[int], int]) -> int:
+def smallest_segment(reserved: Callable[[int], int]) -> int:
     """The least first segment of a pool, in bytes, with which it takes no other one.
 
     Args:

@@ -12,7 +12,7 @@ from torch import fx
 from memopt.backends.aten import AtenBackend, Boxed, emit_collected, lower_inference
 from memopt.backends.choose import Bind, Chooser, within_budget
 from memopt.backends.chunked import is_chunked
-from memopt.backends.static import StaticBackend, device_of, least_timeline
+from memopt.backends.static import StaticBackend, device_of, minimum_timeline
 from memopt.backends.watched import WatchedProgram
 from memopt.capture.dynamo import Hooks, compilation_of
 from memopt.engine import Engine, ManySizes, Recalled
@@ -120,11 +120,11 @@ class InductorBackend(Engine):
         """
         own = super().timeline
         if not program.training and (is_chunked(program) or device_of(program).type == "cuda"):
-            own = least_timeline
+            own = minimum_timeline
         if self._beside is None or program.training:
             return own(program, workspace)
         lines = [self._beside.timeline(program, workspace)]
-        if own is least_timeline:
+        if own is minimum_timeline:
             lines.append(own(program, workspace))
         return min(lines, key=lambda line: line.peak_bytes)
 

@@ -288,7 +288,7 @@ def timeline_of(plan: BufferPlan, workspace: Mapping[str, int], held: int = 0, *
     return Timeline(plan.steps, live, extra, len(live), peak, by_size, end, 0)
 
 
-def least_timeline(program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
+def minimum_timeline(program: Program, workspace: Mapping[str, int] | None = None) -> Timeline:
     """The memory of a call where every operation writes where it is told, slices of what is put together included.
 
     Args:

@@ -210,7 +210,7 @@ class EagerWithinLimit:
             way, least = self._way(session, kind, known, limit, args, kwargs)
         if way is None:
             needs = self._needs(session, kind, known, least)
-            peak, most = format_bytes(plain.call - plain.base, short=True), session.least_budget(needs.most)
+            peak, most = format_bytes(plain.call - plain.base, short=True), session.minimum_budget(needs.most)
             others = others_in_words(session.resident.others)
             beside = f"{others + '; ' if others else ''}{known.reason}; eagerly a call takes {peak}"
             if least.calls:

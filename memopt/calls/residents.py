@@ -241,7 +241,7 @@ class Residents:
         trains = kind.gradients and bool(self._optimizers.given)
         if resident.optimizer is None and trains:
             refuse_hopeless(MemoryLedger(budget, resident), resident.trainable)
-            resident = dataclasses.replace(resident, optimizer=self._optimizers.least())
+            resident = dataclasses.replace(resident, optimizer=self._optimizers.minimum())
         refuse_hopeless(MemoryLedger(budget, resident))
 
     def refuse_hopeless(self, resident: Resident) -> None:

@@ -150,7 +150,7 @@ class Fallbacks:
         step = session.step
         may = self.by_loss_alone.has_fewer_gradients and _may_begin_anew(session)
         if may and step is not None and not session.feasible and session.excess_with(least):
-            raise BudgetError(session.least_budget(step.base + least), session.limit_bytes, beside=session.beside)
+            raise BudgetError(session.minimum_budget(step.base + least), session.limit_bytes, beside=session.beside)
 
     def _waits_for_others(self, session: Session, refused: BudgetError) -> bool:
         """Whether what was refused is let do, as the fraction is of a step with models that were not called yet."""

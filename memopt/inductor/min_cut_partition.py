@@ -18,7 +18,7 @@ from memopt.inductor.extra_rematerialization import rematerialize_saved
 from memopt.inductor.kinds import is_library_call
 from memopt.inductor.partition import saved_bytes
 from memopt.inductor.peak_estimate import expected_bytes
-from memopt.inductor.peak_lower_bound import least_bytes
+from memopt.inductor.peak_lower_bound import peak_lower_bound
 from memopt.inductor.weight_gradients import delay_weight_gradients
 from memopt.memory.hand_over import mark_handed
 from memopt.pass_manager import Pass
@@ -178,7 +178,7 @@ class MinCutPartition:
                 forward, backward = less
             self._expected = expected_bytes(forward, backward, kept)
             share = int(self._expected * self._share)
-            needed = max(saved_bytes(forward, kept), least_bytes(forward, backward, kept), share)
+            needed = max(saved_bytes(forward, kept), peak_lower_bound(forward, backward, kept), share)
             excess = session.excess_with(needed)
             if not excess or step_decides(session, self.hooks, excess):
                 break

@@ -27,7 +27,7 @@ _ATTENTION = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention
 _REORDERED = 0.97
 
 
-def least_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> int:
+def peak_lower_bound(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> int:
     """About the least bytes that both graphs take, above what was there before: what library calls read and write.
 
     Args:
@@ -38,11 +38,11 @@ def least_bytes(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int)
     return int(_REORDERED * larger_graph(forward, backward, outputs, _peak))
 
 
-def least_of_backward(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Callable[..., list[int]]:
+def backward_lower_bound(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> Callable[..., list[int]]:
     """A function of the backward graph's nodes in some order: about the least bytes that each takes with all there is.
 
     Args:
-        forward, backward, outputs: the cut; see `least_bytes`.
+        forward, backward, outputs: the cut; see `peak_lower_bound`.
     """
     there, held = _ends(forward, outputs)
     handed = handed_of(backward)
@@ -58,7 +58,7 @@ def larger_graph(
     """What the graph that takes more takes, by the `peak` of each.
 
     Args:
-        forward, backward, outputs: the cut; see `least_bytes`.
+        forward, backward, outputs: the cut; see `peak_lower_bound`.
         peak: of a graph, the storages that were there before and take nothing, and the bytes of those held throughout.
     """
     there, held = _ends(forward, outputs)

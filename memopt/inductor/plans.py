@@ -9,7 +9,7 @@ from torch import fx
 from memopt.capture.dynamo import Hooks, compilation_of
 from memopt.inductor.partition import cut_as_planned
 from memopt.inductor.peak_estimate import expected_bytes
-from memopt.inductor.peak_lower_bound import least_bytes
+from memopt.inductor.peak_lower_bound import peak_lower_bound
 from memopt.program import Program
 from memopt.step.plan_feedback import corrected_by, leaves_much
 from memopt.step.plan_request import PlanRequest
@@ -103,7 +103,7 @@ class Plans(Generic[T]):
             graphs = cut_as_planned(self._hooks, program, num_fwd_outputs, **options)
             forward, backward = graphs
             if session.one_graph and not session.feasible:
-                session.fallbacks.raise_if_hopeless(session, least_bytes(forward, backward, num_fwd_outputs))
+                session.fallbacks.raise_if_hopeless(session, peak_lower_bound(forward, backward, num_fwd_outputs))
             self._expected = expected = expected_bytes(forward, backward, num_fwd_outputs)
             if not (left and foresee and session.one_graph):
                 break

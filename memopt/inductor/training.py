@@ -78,7 +78,7 @@ class Training:
         self._joint_cache = JointCache()
         self._begin()
         self._before: Route | None = None  # what the graph was settled with under a larger limit
-        self._least: int | None = None  # bytes for tensors with which code was made that would be made again
+        self._minimum: int | None = None  # bytes for tensors with which code was made that would be made again
 
     def forget(self) -> None:
         """Let go of graphs, of code that is not in use, and of inputs, which may be the caller's batch."""
@@ -109,7 +109,7 @@ class Training:
         if attempt is None and session.plans_anew():
             return self.compile()
         if attempt is None:
-            return self._operator_by_operator(self._least)
+            return self._operator_by_operator(self._minimum)
         if self._key and self._followed is None and attempt.fits and not session.naming:
             KnownRoutes().put(self._key, attempt.settled)
         with phase("compiling kernels"):
@@ -300,7 +300,7 @@ class Training:
         if taken and not settled.planned:
             self._own.took(settled.lowering, taken)
         if taken and session.one_graph and not (self.request.search and session.feasible):
-            self._least = taken if self._least is None else min(self._least, taken)
+            self._minimum = taken if self._minimum is None else min(self._minimum, taken)
         entry = self._joint_cache.taken()
         attempt = _Attempt(run, graphs, peaks, settled, saving, excess, session.step, entry)
         if settled.planned:

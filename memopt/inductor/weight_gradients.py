@@ -13,7 +13,7 @@ from torch import fx
 
 from memopt.inductor.kinds import is_library_call
 from memopt.inductor.partition import in_order
-from memopt.inductor.peak_lower_bound import least_of_backward
+from memopt.inductor.peak_lower_bound import backward_lower_bound
 from memopt.program import is_effectful, is_random
 
 # Library calls by which one waits at most, and how many do.
@@ -34,7 +34,7 @@ def delay_weight_gradients(
     Returns:
         Another graph in that order; the same where there is none that takes less.
     """
-    taken = least_of_backward(forward, backward, outputs)
+    taken = backward_lower_bound(forward, backward, outputs)
     nodes = given = list(backward.graph.nodes)
     for _ in range(_MOST):
         live = taken(nodes)

@@ -132,7 +132,7 @@ class ChunkSearch:
         self._added = [np.cumsum([0, *(round(_SECOND * seconds) for seconds in row)]) for row in extra]
         self._joining = np.rint(_SECOND * problem.byte_seconds * self._joined).astype(np.int64)
 
-    def least_bytes(self) -> int:
+    def minimum_bytes(self) -> int:
         """The smallest limit that can be kept."""
         best: NDArray[np.int64] = np.full(len(self._places), _NEVER)
         best[0] = 0

@@ -121,7 +121,7 @@ class BudgetState(MemoryLedger):
             return 0
         return max(0, step.base + held - self.usable(step.limit))
 
-    def least_budget(self, taken: int) -> int:
+    def minimum_budget(self, taken: int) -> int:
         """The minimum for code whose tensors take `taken` bytes with all that is resident."""
         return with_slack(max(taken, self.optimizer_peak()), self.resident.device)
 
@@ -134,7 +134,7 @@ class BudgetState(MemoryLedger):
         try:
             return plan()
         except BudgetError as error:
-            least = None if taken is None else self.least_budget(taken)
+            least = None if taken is None else self.minimum_budget(taken)
             if least is None or least >= error.minimum_bytes:
                 raise
             refusal = BudgetError(least, error.budget_bytes, beside=error.beside)

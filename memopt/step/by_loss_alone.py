@@ -42,7 +42,7 @@ class ByLossAlone:
         self._others, self._beside_bytes = False, 0
         self._store = ScriptStore("refusals")
         self._refusal: BudgetError | None = None  # of steps whose outputs are held
-        self._least_bytes = 0  # that it names
+        self._minimum_bytes = 0  # that it names
 
     @property
     def notes(self) -> list[str]:
@@ -86,10 +86,10 @@ class ByLossAlone:
         if self.needed or self.held:
             return False
         record = self._store.get(self._model, self._budget, self._graph)
-        needed, held, least = (record.get(name) for name in ("needed", "held", "least_bytes"))
+        needed, held, least = (record.get(name) for name in ("needed", "held", "minimum_bytes"))
         if not (isinstance(needed, str) and isinstance(held, str) and isinstance(least, int)):
             return False
-        self.needed, self.held, self._least_bytes = needed, held, least
+        self.needed, self.held, self._minimum_bytes = needed, held, least
         return bool(needed or held)
 
     def is_known(self, why: str) -> bool:
@@ -127,7 +127,7 @@ class ByLossAlone:
         if self._others and not self.needed:
             self.needed = words
         else:
-            self.held, self._least_bytes = words, error.minimum_bytes
+            self.held, self._minimum_bytes = words, error.minimum_bytes
             error.__context__ = error.__cause__ = None
             self._refusal = error.with_traceback(None)  # whose frames would hold what the call returns
         self._keep()
@@ -135,14 +135,14 @@ class ByLossAlone:
 
     def _keep(self) -> None:
         needed = "" if self.why else self.needed
-        record = {"needed": needed, "held": self.held, "least_bytes": self._least_bytes}
+        record = {"needed": needed, "held": self.held, "minimum_bytes": self._minimum_bytes}
         self._store.put(self._model, self._budget, self._graph, record)
 
     def last(self, error: BudgetError) -> BudgetError:
         """The refusal to raise where there is no less to plan for: its minimum is one that every loop keeps."""
-        if not self.held or error.minimum_bytes >= self._least_bytes:
+        if not self.held or error.minimum_bytes >= self._minimum_bytes:
             return error
-        known = self._least_bytes, error.budget_bytes, None, error.stuck_bytes, error.beside
+        known = self._minimum_bytes, error.budget_bytes, None, error.stuck_bytes, error.beside
         found = self._refusal or BudgetError(*known)
         found.args = (f"{found.args[0]}; {format_bytes(error.minimum_bytes, short=True)} {_ENOUGH}",)
         self._refusal = None

@@ -90,8 +90,8 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
     except HopelessError as error:
         assert limit is not None
         session.inferred.not_in_chunks, session.inferred.unused = error.reason, -1
-        needed = session.resident.total + error.least_bytes
-        least = error.least_bytes
+        needed = session.resident.total + error.minimum_bytes
+        least = error.minimum_bytes
         _put_on_record(session, build_report(session, [error.planned], least, least, None, before.peak_bytes))
         if session.waits_for_training(needed):
             return plan_inference(session, program, settled=settled)

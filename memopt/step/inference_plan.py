@@ -34,13 +34,13 @@ class HopelessError(Exception):
 
     Attributes:
         planned: what the figures are of; not in chunks.
-        least_bytes: what a plan in chunks would take, by figures alone.
+        minimum_bytes: what a plan in chunks would take, by figures alone.
         reason: what could not be divided, and why; empty where all can.
     """
 
-    def __init__(self, planned: Planned, least_bytes: int, reason: str) -> None:
-        super().__init__(f"the minimum is {least_bytes} bytes")
-        self.planned, self.least_bytes, self.reason = planned, least_bytes, reason
+    def __init__(self, planned: Planned, minimum_bytes: int, reason: str) -> None:
+        super().__init__(f"the minimum is {minimum_bytes} bytes")
+        self.planned, self.minimum_bytes, self.reason = planned, minimum_bytes, reason
 
 
 def plan_within(
@@ -112,7 +112,7 @@ def _check_hope(session: Session, prepared: Sequence[tuple[Planned, Sequence[Pas
 
 def _figures(planned: Planned, stretches: Stretches, twice: bool) -> tuple[int, int]:
     """Of the plan in chunks that takes least: about how many bytes it takes, and how many calls it has."""
-    problem, limit = stretches.search.problem, stretches.search.least_bytes()
+    problem, limit = stretches.search.problem, stretches.search.minimum_bytes()
     found = stretches.search.within(limit)
     assert found is not None
     parts = found.stretches
@@ -146,7 +146,7 @@ def _in_chunks(
     the next attempt, and the last one is made for as little as there can be.
     """
     late = [item for item in passes if isinstance(item, Inplace)]
-    least, best, kept = stretches.search.least_bytes(), planned, None
+    least, best, kept = stretches.search.minimum_bytes(), planned, None
     limit = max(least, room - constant_bytes(planned.program))
     while True:
         found = stretches.within(limit)

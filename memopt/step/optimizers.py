@@ -15,7 +15,7 @@ from torch import nn
 
 from memopt.budget import format_bytes
 from memopt.memory.optimizer import OptimizerFootprint, is_optimizer, name_of, parameters_of, state_bytes
-from memopt.memory.optimizer_least import least_state_bytes
+from memopt.memory.optimizer_minimum import minimum_state_bytes
 from memopt.memory.optimizers import Counted, count, holding, holds_some, listed, together, was_given_some
 from memopt.memory.reach import optimizers_in
 from memopt.memory.step_watch import StepWatch
@@ -111,9 +111,9 @@ class Optimizers:
             self._trained = trained
         return self._footprint
 
-    def least(self) -> OptimizerFootprint:
+    def minimum(self) -> OptimizerFootprint:
         """What they hold at least, which takes no step of all parameters to know."""
-        state = least_state_bytes([*self.given, *self._learned], list(self._model.parameters()), self._place)
+        state = minimum_state_bytes([*self.given, *self._learned], list(self._model.parameters()), self._place)
         return OptimizerFootprint(state, 0, 0)
 
     def due(self) -> bool:

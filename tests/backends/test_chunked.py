@@ -9,7 +9,7 @@ from memopt.backends import fused_convolution
 from memopt.backends.aten import emit
 from memopt.backends.chunked import ChunkedCode, NotInPieces, is_chunked
 from memopt.backends.inductor import InductorBackend
-from memopt.backends.static import StaticBackend, least_timeline
+from memopt.backends.static import StaticBackend, minimum_timeline
 from memopt.graph.rewrite import forget_inplace
 from memopt.inductor.inference import InductorInference, _lowered_boxed
 from memopt.memory.allocator import pooled_bytes
@@ -116,7 +116,7 @@ def test_the_memory_of_pieces_is_what_is_measured(chunks):
     program = trace(lambda x: (x.repeat(1, 16).sin().cos().exp().amax(1).exp().sin(),), torch.randn(64, 512))
     divided = in_chunks(program, Stretch(0, 3, chunks))
     code, x = ChunkedCode(divided, emit), torch.randn(64, 512)
-    predicted, measured = least_timeline(divided).peak_bytes, measure(lambda: code(x), device=x.device).peak_bytes
+    predicted, measured = minimum_timeline(divided).peak_bytes, measure(lambda: code(x), device=x.device).peak_bytes
     wide = 16 * x.nbytes // chunks
     assert abs(measured - predicted) <= wide  # a result is written into the whole, or beside it first
 
@@ -178,7 +178,7 @@ def test_the_engine_s_prediction_is_the_smaller_of_both():
     program = trace(lambda x: (x.repeat(1, 16).sin().cos().exp().amax(1).exp().sin(),), torch.randn(64, 512))
     divided = in_chunks(program, Stretch(0, 3, 4))
     alone, both = InductorBackend(), InductorBackend(beside=StaticBackend())
-    assert alone.timeline(divided).peak_bytes == least_timeline(divided).peak_bytes
+    assert alone.timeline(divided).peak_bytes == minimum_timeline(divided).peak_bytes
     assert alone.timeline(program).peak_bytes == timeline(program).peak_bytes
     assert both.timeline(program).peak_bytes == StaticBackend().timeline(program).peak_bytes
     assert both.timeline(divided).peak_bytes <= alone.timeline(divided).peak_bytes

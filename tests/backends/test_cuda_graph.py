@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memopt.backends import cuda_graph
-from memopt.backends.cuda_graph import Replay, _own_random_state, least_segment, new_graph
+from memopt.backends.cuda_graph import Replay, _own_random_state, new_graph, smallest_segment
 
 
 class Counted:
@@ -286,5 +286,5 @@ def test_the_least_segment_is_found_by_trial(needed, grown, found):
         tried.append(segment)
         return grown * 2**20 if not segment else segment + (0 if segment >= needed * 2**20 else 20 * 2**20)
 
-    assert least_segment(reserved) == found * 2**20
+    assert smallest_segment(reserved) == found * 2**20
     assert len(tried) <= 5

@@ -47,7 +47,7 @@ class Session:
     def excess_with(self, held):
         return max(0, 100 + held - 1000)
 
-    def least_budget(self, taken):
+    def minimum_budget(self, taken):
         return taken
 
 

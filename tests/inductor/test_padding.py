@@ -9,7 +9,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from memopt.inductor.padding import padded_in_place, pads_products
 from memopt.inductor.peak_estimate import expected_bytes
-from memopt.inductor.peak_lower_bound import least_bytes
+from memopt.inductor.peak_lower_bound import peak_lower_bound
 from tests.inductor.test_peak_lower_bound import graph_of
 
 aten = torch.ops.aten
@@ -42,7 +42,7 @@ def test_columns_of_a_product_s_operand_are_added_in_place():
         nothing = graph_of({"weight": torch.empty(1)}, lambda call, w: [w])
     taken = 2 * 100 * (WIDTH + 2 * 10)  # the matrix, and both results
     assert expected_bytes(made, nothing, 2) == taken
-    assert least_bytes(made, nothing, 2) == int(0.97 * taken)
+    assert peak_lower_bound(made, nothing, 2) == int(0.97 * taken)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_on_a_gpu_code_of_a_padded_loss_takes_what_is_expected(monkeypatch):
     from memopt.inductor import min_cut_partition
 
     found = []
-    for name in ("least_bytes", "expected_bytes"):
+    for name in ("peak_lower_bound", "expected_bytes"):
         plain = getattr(min_cut_partition, name)
         monkeypatch.setattr(min_cut_partition, name, lambda *args, plain=plain: found.append(plain(*args)) or found[-1])
     torch._dynamo.reset()

@@ -10,7 +10,7 @@ from torch._inductor import config
 import memopt
 from memopt.inductor import min_cut_partition, peak_estimate
 from memopt.inductor.peak_estimate import expected_bytes
-from memopt.inductor.peak_lower_bound import least_bytes
+from memopt.inductor.peak_lower_bound import peak_lower_bound
 from memopt.memory.hand_over import mark_handed
 from tests.inductor.test_peak_lower_bound import Attention, Convolutions, graph_of, needs_compiler
 
@@ -60,7 +60,7 @@ def test_gradients_that_are_handed_over_are_gone_once_nothing_reads_them():
         made = graph_of({"t": tangent, "w": weight}, backward)
         outputs = [SimpleNamespace(handed=number in handed) for number in range(4)]
         mark_handed(made, SimpleNamespace(outputs=[None, *outputs], forward_outputs=1))
-        results[handed] = expected_bytes(forward, made, 1), least_bytes(forward, made, 1)
+        results[handed] = expected_bytes(forward, made, 1), peak_lower_bound(forward, made, 1)
     assert results[()] == (1600, int(0.97 * 1600)), "three results beside what they are made of"
     assert results[(1,)] == (1200, int(0.97 * 1200)), "the third is gone when the last is made"
     assert results[(0, 1, 3)] == (800, int(0.97 * 800)), "the first is gone when the second is made"
@@ -98,7 +98,7 @@ def test_the_code_takes_about_as_much(monkeypatch, model, shape, most):
     found = []
 
     def counted(*cut):
-        found.append((expected_bytes(*cut), least_bytes(*cut)))
+        found.append((expected_bytes(*cut), peak_lower_bound(*cut)))
         return found[-1][0]
 
     monkeypatch.setattr(min_cut_partition, "expected_bytes", counted)

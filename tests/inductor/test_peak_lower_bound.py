@@ -7,7 +7,7 @@ from torch import fx, nn
 import memopt
 from memopt.backends.inductor import missing_compiler
 from memopt.inductor import min_cut_partition
-from memopt.inductor.peak_lower_bound import least_bytes
+from memopt.inductor.peak_lower_bound import peak_lower_bound
 
 aten = torch.ops.aten
 needs_compiler = pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
@@ -44,8 +44,8 @@ def test_operands_and_results_of_library_calls_are_counted_and_what_lies_between
         {"weight": weight, "tangent": torch.randn(10, 10)}, lambda call, w, t: [call(aten.mm.default, t, w)]
     )
     # Forward: an operand and its result; backward: the result that the caller holds, a tangent, the gradient.
-    assert least_bytes(made, tangent, 1) == int(0.97 * 1200)
-    assert least_bytes(made, graph_of({"weight": weight}, lambda call, w: [w]), 1) == int(0.97 * 800)
+    assert peak_lower_bound(made, tangent, 1) == int(0.97 * 1200)
+    assert peak_lower_bound(made, graph_of({"weight": weight}, lambda call, w: [w]), 1) == int(0.97 * 800)
 
 
 def test_what_is_saved_waits_for_its_last_reader():
@@ -58,7 +58,7 @@ def test_what_is_saved_waits_for_its_last_reader():
 
     made = graph_of({"x": x}, lambda call, x: [x])
     inputs = dict(zip("abc", saved, strict=True))
-    assert least_bytes(made, graph_of(inputs, backward), 1) == int(0.97 * 4 * 400)
+    assert peak_lower_bound(made, graph_of(inputs, backward), 1) == int(0.97 * 4 * 400)
 
 
 class Attention(nn.Module):
@@ -94,10 +94,10 @@ def test_the_code_takes_no_less_and_not_much_more(monkeypatch, model, shape):
     found = []
 
     def counted(forward, backward, outputs):
-        found.append(least_bytes(forward, backward, outputs))
+        found.append(peak_lower_bound(forward, backward, outputs))
         return found[-1]
 
-    monkeypatch.setattr(min_cut_partition, "least_bytes", counted)
+    monkeypatch.setattr(min_cut_partition, "peak_lower_bound", counted)
     run = memopt.compile(model, backend="inductor")
     run(torch.randn(shape)).square().mean().backward()
     (session,) = run._memopt.sessions.values()

@@ -55,7 +55,7 @@ def _numbers(request, monkeypatch):
     monkeypatch.setattr(engine, "fingerprint", lambda program: str(program.taken))
     monkeypatch.setattr(engine, "cut_as_planned", lambda hooks, program, outputs: (program.taken * hooks.share, None))
     monkeypatch.setattr(engine, "expected_bytes", lambda forward, backward, outputs: engine._EXPECTED * forward)
-    monkeypatch.setattr(engine, "least_bytes", lambda forward, backward, outputs: forward // 2)
+    monkeypatch.setattr(engine, "peak_lower_bound", lambda forward, backward, outputs: forward // 2)
 
 
 def test_a_plan_whose_code_will_leave_much_is_made_for_more_before_there_is_any():

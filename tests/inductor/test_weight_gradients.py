@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from memopt.inductor.peak_lower_bound import least_of_backward
+from memopt.inductor.peak_lower_bound import backward_lower_bound
 from memopt.inductor.weight_gradients import delay_weight_gradients
 from tests.inductor.test_peak_lower_bound import graph_of
 
@@ -40,7 +40,7 @@ def cut():
 
 
 def peak(forward, backward):
-    return max(least_of_backward(forward, backward, 1)(list(backward.graph.nodes)))
+    return max(backward_lower_bound(forward, backward, 1)(list(backward.graph.nodes)))
 
 
 def test_a_gradient_waits_until_there_is_room(cut):

@@ -68,7 +68,7 @@ def everything(problem: ChunkProblem):
 @given(problems(), st.integers(0, 60))
 def test_no_stretches_keep_a_smaller_limit_or_add_less_time(problem, limit):
     search, best = ChunkSearch(problem), list(everything(problem))
-    least = search.least_bytes()
+    least = search.minimum_bytes()
     assert least <= min(peak for peak, _ in best)  # three stretches are not among them
     found = search.within(least)
     assert found is not None and found.peak_bytes == least
@@ -118,7 +118,7 @@ def test_two_wide_places_become_two_stretches():
 def test_a_step_that_may_not_be_divided_ends_a_stretch():
     problem = chain([64, 64, 8, 8])
     blocked = dataclasses.replace(problem, free=(True, False, True, True))
-    assert ChunkSearch(blocked).least_bytes() == 128 > ChunkSearch(problem).least_bytes()
+    assert ChunkSearch(blocked).minimum_bytes() == 128 > ChunkSearch(problem).minimum_bytes()
     assert ChunkSearch(blocked).within(100) is None
 
 

@@ -72,7 +72,7 @@ def test_nothing_is_planned_so_before_a_graph_was_seen():
     assert not ByLossAlone("Net", "1MB").refused(refusal(2_000_000))
 
 
-@pytest.mark.parametrize("record", [{"needed": 3}, {"needed": "1 MB", "held": None, "least_bytes": 0}])
+@pytest.mark.parametrize("record", [{"needed": 3}, {"needed": "1 MB", "held": None, "minimum_bytes": 0}])
 def test_a_record_of_another_form_is_none(monkeypatch, record):
     returns(monkeypatch, 0)
     ScriptStore("refusals").put("Net", "1MB", graph_key(RELU, [X]), record)

@@ -63,6 +63,6 @@ def test_far_from_all_plans_none_is_made_and_the_least_that_is_named_can_be():
     with pytest.raises(HopelessError) as hopeless:
         within(program, 1)
     error = hopeless.value
-    assert taken(error.planned) > error.least_bytes > 1 and str(error.least_bytes) in str(error)
-    planned, _ = within(program, error.least_bytes)
-    assert taken(planned) <= error.least_bytes
+    assert taken(error.planned) > error.minimum_bytes > 1 and str(error.minimum_bytes) in str(error)
+    planned, _ = within(program, error.minimum_bytes)
+    assert taken(planned) <= error.minimum_bytes

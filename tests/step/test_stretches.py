@@ -48,7 +48,7 @@ def test_models_keep_every_limit_that_the_search_promises_with_the_same_numbers(
     model, inputs = prepared(name)
     program, _ = PassManager(memopt.INFERENCE, verify=False).run(capture(model, **inputs))
     found = stretches_of(program)
-    least, whole = found.search.least_bytes(), timeline(program).peak_bytes
+    least, whole = found.search.minimum_bytes(), timeline(program).peak_bytes
     with torch.no_grad():
         expected = floats(model(**inputs))
     tried = set()
@@ -147,7 +147,7 @@ def test_a_sum_over_the_batch_splits_what_can_be_divided():
     found = stretches_of(program)
     refused = [node.name for node in program.calls if node in found.batch.reasons]
     assert refused and found.reason.startswith(f"{refused[0]}: ") and "which is the batch" in found.reason
-    chunking, parts = found.within(found.search.least_bytes())
+    chunking, parts = found.within(found.search.minimum_bytes())
     assert parts and chunking.peak_bytes < timeline(program).peak_bytes
     names = [node.name for node in program.calls]
     assert all(names[k] not in refused for s in parts for k in range(s.start, s.stop))
@@ -163,7 +163,7 @@ def test_items_of_a_result_stay_with_their_operation():
     program = trace(function, torch.randn(6, 8))
     found = stretches_of(program)
     calls = program.calls
-    for limit in range(found.search.least_bytes(), timeline(program).peak_bytes, 40):
+    for limit in range(found.search.minimum_bytes(), timeline(program).peak_bytes, 40):
         _, parts = found.within(limit)
         assert all("getitem" not in calls[s.start].name for s in parts)
         if parts:
@@ -212,7 +212,7 @@ def test_random_programs_keep_the_least_limit_with_the_same_numbers_or_are_refus
             found = stretches_of(program)
         except NotBatched:
             reject()
-        chunking, parts = found.within(found.search.least_bytes())
+        chunking, parts = found.within(found.search.minimum_bytes())
         check_chunks(found.search.problem, chunking)
         if parts:
             before, bound = run_program(program, recipe), Bound(recipe, program)

@@ -5,7 +5,7 @@ import torch
 from torch import nn, optim
 
 from memopt.memory.optimizer import optimizer_footprint
-from memopt.memory.optimizer_least import _EACH_ALONE, least_state_bytes
+from memopt.memory.optimizer_minimum import _EACH_ALONE, minimum_state_bytes
 
 
 def model():
@@ -21,7 +21,7 @@ def test_it_is_all_of_the_state_of_torch_s_own(kind):
     optimizer = kind(groups, lr=0.1, **settings)
     before = len(optimizer.state)
     whole = optimizer_footprint(optimizer, net.parameters()).state_bytes
-    least = least_state_bytes([optimizer], net.parameters())
+    least = minimum_state_bytes([optimizer], net.parameters())
     # Adagrad has state of what is not trained, too.
     assert least == whole or (kind is optim.Adagrad and 0 < least < whole)
     assert whole > 0
@@ -33,7 +33,8 @@ def test_settings_of_a_group_count():
     groups = [{"params": list(net[0].parameters()), "amsgrad": True}, {"params": list(net[1:].parameters())}]
     optimizer = optim.AdamW(groups)
     assert (
-        least_state_bytes([optimizer], net.parameters()) == optimizer_footprint(optimizer, net.parameters()).state_bytes
+        minimum_state_bytes([optimizer], net.parameters())
+        == optimizer_footprint(optimizer, net.parameters()).state_bytes
     )
 
 
@@ -43,5 +44,7 @@ def test_of_others_nothing_is_claimed():
     class Own(optim.AdamW):
         pass
 
-    assert least_state_bytes([Own(net.parameters()), optim.LBFGS(net.parameters()), optim.AdamW], net.parameters()) == 0
-    assert least_state_bytes([optim.AdamW([torch.ones(2, requires_grad=True)])], net.parameters()) == 0
+    assert (
+        minimum_state_bytes([Own(net.parameters()), optim.LBFGS(net.parameters()), optim.AdamW], net.parameters()) == 0
+    )
+    assert minimum_state_bytes([optim.AdamW([torch.ones(2, requires_grad=True)])], net.parameters()) == 0

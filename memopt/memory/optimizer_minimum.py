@@ -1,4 +1,4 @@
-"""The least that the state of optimizers takes, known of a parameter of each kind: a step of all takes a second."""
+"""The minimum that the state of optimizers takes, known of a parameter of each kind: a step of all takes a second."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EACH_ALONE = (
 )
 
 
-def least_state_bytes(
+def minimum_state_bytes(
     optimizers: Sequence[OptimizerLike], parameters: Iterable[torch.Tensor], target: torch.device | None = None
 ) -> int:
     """Bytes that the state of these optimizers takes at least, once each parameter was stepped.
