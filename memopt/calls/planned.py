@@ -25,7 +25,7 @@ from memopt.compilation.layout import LayoutNeeded, lay_out
 from memopt.compilation.session import Session
 from memopt.errors import first_line
 from memopt.program import Program
-from memopt.step.multi_graph import settled
+from memopt.step.multi_graph import planned_whole
 from memopt.step.sizes_apart import MadeAnewError, SizesError
 from memopt.torch_compat.autograd_nodes import first_nodes
 from memopt.torch_compat.fully_sharded import is_sharded, sharded_captured
@@ -168,7 +168,7 @@ class PlannedCalls:
             self._begin_anew(start)
             with session.collection.done(), contextlib.ExitStack() as stack:
                 try:
-                    stack.enter_context(settled(session, lambda: programs_of(self._model, args, kwargs, session)))
+                    stack.enter_context(planned_whole(session, lambda: programs_of(self._model, args, kwargs, session)))
                 except CaptureError as error:
                     if session.budget is not None and not session.soft:
                         raise

@@ -87,7 +87,7 @@ def collect(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], se
             if not session.fallbacks.part.gives_way():
                 raise
             return collect(model, args, kwargs, session)
-        if not session.fallbacks.settles(returned):
+        if not session.fallbacks.decides(returned):
             return collect(model, args, kwargs, session)
         if session.asks_for_eager and session.role.trains:
             # A fraction is of about what eager takes: values between graphs are beside all that the graphs hold.

@@ -108,13 +108,13 @@ class Fallbacks:
             session.note(f"{ALONE}: {self.part.place} takes nothing else of what the model returns")
         return way
 
-    def settles(self, outputs: list[Any]) -> bool:
+    def decides(self, outputs: list[Any]) -> bool:
         """Whether the graphs of a call that has run on fake tensors are those to plan; else they come again, as others.
 
         Args:
             outputs: of the call, in a list that is emptied.
         """
-        return self.part.settles(outputs, self._use)
+        return self.part.decides(outputs, self._use)
 
     def is_for(self, use: str) -> None:
         """All calls of the session are of code that takes a loss by this, and nothing else; empty: it may take more."""

@@ -59,16 +59,16 @@ class WeightLayout:
         """Of a model whose weights lie as the user made them."""
         self.movable = frozenset(movable)
         self.contiguous: tuple[bool, ...] = ()
-        self._settled: set[str] = set()  # fingerprints of graphs whose weights lie as they should
+        self._laid_out: set[str] = set()  # fingerprints of graphs whose weights lie as they should
 
-    def settled(self, program: Program, key: str) -> Program:
-        """As `settle`; a graph is asked once, by its fingerprint `key`: weights with other values are not timed again.
+    def laid_out(self, program: Program, key: str) -> Program:
+        """As `with_layout`; a graph is asked once, by its fingerprint `key`: other values are not timed again.
 
         Raises:
             LayoutNeeded: it is faster with weights laid out otherwise.
         """
-        program = settle(program, () if key in self._settled else self.movable, self.contiguous)
-        self._settled.add(key)
+        program = with_layout(program, () if key in self._laid_out else self.movable, self.contiguous)
+        self._laid_out.add(key)
         return program
 
     def changes(self, needed: LayoutNeeded) -> None:
@@ -179,7 +179,7 @@ def lay_out(model: nn.Module, names: Iterable[str], groups: Iterable[Sequence[st
                 start += size
 
 
-def settle(program: Program, movable: Iterable[str], contiguous: Sequence[bool]) -> Program:
+def with_layout(program: Program, movable: Iterable[str], contiguous: Sequence[bool]) -> Program:
     """Settle how an inference program's weights are laid out, before anything else is done with it.
 
     Args:

@@ -80,7 +80,7 @@ class PartByLossAlone:
             self._forget()
         return failed
 
-    def settles(self, results: list[Any], use: str) -> bool:
+    def decides(self, results: list[Any], use: str) -> bool:
         """Whether what was seen of a call's graphs bears out what they were captured for; else they come again.
 
         Args:

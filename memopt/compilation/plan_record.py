@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memopt.common.phases import phase
 from memopt.report.build import build_report, put_on_record
 from memopt.step.planned import Planned
-from memopt.step.search_result import Found
+from memopt.step.search_result import SearchResult
 
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
@@ -74,5 +74,5 @@ class PlanRecord:
         if step is None or step.search is None:
             return None
         with phase("rewriting"):
-            found = step.search.prove(Found(list(step.planned), step.plan, step.lowering))
+            found = step.search.prove(SearchResult(list(step.planned), step.plan, step.lowering))
         return tuple(found.planned)

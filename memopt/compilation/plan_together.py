@@ -16,7 +16,7 @@ from memopt.step.plan_transfer import SEARCHES, carried_from
 from memopt.step.planned import Planned, constant_bytes, fingerprint, measured_peak, predicted_peak
 from memopt.step.planner import StepPlan
 from memopt.step.search import StepSearch
-from memopt.step.search_result import Found
+from memopt.step.search_result import SearchResult
 
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
@@ -51,7 +51,7 @@ class Limits:
 
 
 def plan_together(
-    session: Session, programs: Sequence[Program], request: PlanRequest, *, settled: bool = True
+    session: Session, programs: Sequence[Program], request: PlanRequest, *, by_timeline: bool = True
 ) -> list[Planned]:
     """Plan all graphs of one training step together.
 
@@ -59,7 +59,7 @@ def plan_together(
         session: whose step it is.
         programs: the graphs as captured.
         request: what is asked of the plan.
-        settled: whether the programs' own timelines decide; else an engine's code has the last word.
+        by_timeline: whether the programs' own timelines decide; else an engine's code has the last word.
 
     Raises:
         BudgetError: no plan keeps the budget; `minimum_bytes` is the smallest feasible budget that was found.
@@ -81,7 +81,7 @@ def plan_together(
     )
     measured = measured_peak(found.planned, 0) if all(item.measured is not None for item in found.planned) else None
     session.plans(step, search.stages, measured)
-    needed = _needed(session, step, measured) if settled else None
+    needed = _needed(session, step, measured) if by_timeline else None
     if needed is not None and limits.limit is not None:
         if search.stages.fusion is not None:  # a figure of what may be fused is no promise
             with session.operator_by_operator():
@@ -95,7 +95,7 @@ def plan_together(
 
 def _attempt(
     session: Session, keys: tuple[str, ...], programs: Sequence[Program], request: PlanRequest
-) -> tuple[StepSearch, Limits, Found] | None:
+) -> tuple[StepSearch, Limits, SearchResult] | None:
     """A plan, and what it was made within; None where the session has changed what is to be planned with."""
     session.prepare_allocator()
     session.count_libraries(programs)
@@ -111,7 +111,7 @@ def _attempt(
         unplanned = [tried_as_is(session, item) for item in search.unplanned(request.lowering)]
         peak = predicted_peak(unplanned)
         plan = StepPlan((), peak, peak, limits.room is None or peak <= limits.room)
-        found = Found(unplanned, plan, request.lowering)
+        found = SearchResult(unplanned, plan, request.lowering)
         if session.record.at_once:
             with phase("rewriting"):
                 found = search.prove(found)
@@ -130,7 +130,7 @@ def _limits(session: Session, keys: tuple[str, ...], search: StepSearch, correct
     return Limits(plain, base, whole, limit, room)
 
 
-def _found(session: Session, search: StepSearch, programs: Sequence[Program], limits: Limits) -> Found:
+def _found(session: Session, search: StepSearch, programs: Sequence[Program], limits: Limits) -> SearchResult:
     """The step's plan: a smaller step's from a larger one's, and of many sizes only the first few are searched."""
     first, sizes = search.searches == 0, session.sizes
     if sizes.exhausted and not sizes.serves(programs, limits.plain):

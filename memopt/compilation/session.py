@@ -159,13 +159,13 @@ class Session(PlannedStep):
         if self.collection.graphs is not None:
             self.collection.graphs.append(program)
             return program
-        program = self.layout.settled(program, fingerprint(program))
+        program = self.layout.laid_out(program, fingerprint(program))
         folded = fold_in_place(program) if self.frozen else []
         if folded:
             self.note(f"frozen by consent: {len(folded)} batch norms were folded into the model's own weights")
         # An engine that measures its own runs is held to them, not to the timeline of other kernels.
         with planning(self.model_name):
-            return plan_inference(self, program, settled=not self._engine.measures).program
+            return plan_inference(self, program, by_timeline=not self._engine.measures).program
 
     def training(self, program: Program, graph_break: bool, request: PlanRequest | None = None) -> Program:
         """Rewrite and plan a joint program, as an engine requests, if it does.
@@ -189,7 +189,7 @@ class Session(PlannedStep):
         strange = self.collection.complete and self.step is not None and key not in self.step.keys
         if request.search and (strange or (self.collection.possible and (graph_break or another))):
             raise WholeStepNeeded
-        (planned,) = self.plan_training([program], settled=self.exact, request=request)
+        (planned,) = self.plan_training([program], by_timeline=self.exact, request=request)
         if planned.source is program:
             return planned.program
         # Planned for an equal graph that was captured before: a graph is lowered by the capture that made it.
@@ -197,7 +197,7 @@ class Session(PlannedStep):
         return self.known_plans.replayed_by(known, program, self.stages(), schedule)
 
     def plan_training(
-        self, programs: Sequence[Program], *, settled: bool = True, request: PlanRequest | None = None
+        self, programs: Sequence[Program], *, by_timeline: bool = True, request: PlanRequest | None = None
     ) -> list[Planned]:
         """Plan all graphs of one call, together with those of the other calls of its step where there are several.
 
@@ -205,7 +205,7 @@ class Session(PlannedStep):
 
         Args:
             programs: the graphs as captured.
-            settled, request: as `plan_together`.
+            by_timeline, request: as `plan_together`.
 
         Raises:
             BudgetError: no plan keeps the budget; the first refusal, whose minimum is with all that is allowed for a
@@ -214,19 +214,21 @@ class Session(PlannedStep):
         refused: list[BudgetError] = []
         while True:
             try:
-                return self._planned_together(programs, request or PlanRequest(), settled=settled)
+                return self._planned_together(programs, request or PlanRequest(), by_timeline=by_timeline)
             except BudgetError as error:
                 refused.append(error)
             if not self.allows_no_more():
                 raise refused[0].allowing(refused[-1].minimum_bytes, largest_output(programs[-1]))
 
-    def _planned_together(self, programs: Sequence[Program], request: PlanRequest, *, settled: bool) -> list[Planned]:
+    def _planned_together(
+        self, programs: Sequence[Program], request: PlanRequest, *, by_timeline: bool
+    ) -> list[Planned]:
         """The plans of these graphs, with what is allowed for a loss by now; as `plan_training`."""
         self.expect_known_calls(programs)
         self.expects_loss(programs)
         every, first = self._with_other_calls(programs)
         with self.around_graphs():
-            return plan_together(self, every, request, settled=settled)[first : first + len(programs)]
+            return plan_together(self, every, request, by_timeline=by_timeline)[first : first + len(programs)]
 
     def plans(self, step: Step, stages: Stages, measured: int | None) -> None:
         """Put a plan of the step on record, whether it keeps the budget or not.

@@ -22,7 +22,7 @@ from memopt.common.progress import stage
 from memopt.cuda_graphs.pool import GraphPool
 from memopt.cuda_graphs.step import CudaGraphStep
 from memopt.graph.synthesis import same_random_state
-from memopt.memory.allocator import settled_bytes, slack_bytes
+from memopt.memory.allocator import allocated_after_gc, slack_bytes
 from memopt.memory.allocator_limit import held_bytes, lifted
 from memopt.memory.requests import Requests
 from memopt.solve.placement import most_bytes
@@ -195,7 +195,7 @@ def _learn(
     with short, phase("trial steps"), requests.noting(), step.watching_lines(requests.before):
         _step(run, given, written, device)
     if requests.blocks:
-        beside = settled_bytes(device) + most_bytes(requests.blocks, small=True)
+        beside = allocated_after_gc(device) + most_bytes(requests.blocks, small=True)
         room = max(0, allowed - beside - slack_bytes(allowed, device))
         found = steered.placement = pool.placements.place(requests.blocks, room)
         used = most_bytes(requests.blocks)
@@ -211,7 +211,7 @@ def _steered_bytes(step: CudaGraphStep, device: torch.device) -> int:
     if placement is None:
         return 0
     small = most_bytes(placement.blocks, small=True)
-    return settled_bytes(device) + int(placement.arena_bytes) + small
+    return allocated_after_gc(device) + int(placement.arena_bytes) + small
 
 
 def _given_up(step: CudaGraphStep, pool: GraphPool, reason: str) -> CaptureTrial:
@@ -276,7 +276,7 @@ def _taken(
 
 def _begin_anew(device: torch.device) -> None:
     """Leave nothing of earlier steps in the allocator, nor of what it held at most."""
-    settled_bytes(device)
+    allocated_after_gc(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
 

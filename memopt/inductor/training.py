@@ -52,7 +52,7 @@ class _Attempt:
     run: Callable[..., Any]
     graphs: ForwardBackward
     peaks: GraphPeaks | None
-    settled: Route
+    route: Route
     saving: int = 0
     excess: int | None = None
     step: Any = None  # what was planned
@@ -105,13 +105,13 @@ class Training:
             attempt = self._lowered_from(self._before or Route(planned=False))
         if attempt is not None or not session.one_graph:
             session.record.conclude(session)
-        self._before = None if attempt is None or session.naming else attempt.settled
+        self._before = None if attempt is None or session.naming else attempt.route
         if attempt is None and session.plans_anew():
             return self.compile()
         if attempt is None:
             return self._operator_by_operator(self._minimum)
         if self._key and self._followed is None and attempt.fits and not session.naming:
-            KnownRoutes().put(self._key, attempt.settled)
+            KnownRoutes().put(self._key, attempt.route)
         with phase("compiling kernels"):
             attempt.graphs.load()
         session.waits_on_host(() if attempt.graphs.forward is None else attempt.graphs.forward.waiting)
@@ -213,7 +213,7 @@ class Training:
                 self._start_from(Route(planned=False))
                 self.request.search, self.request.lowering = False, ()
                 continue
-            if self._followed is None and attempt is not None and attempt.settled.planned:
+            if self._followed is None and attempt is not None and attempt.route.planned:
                 self._first_plan = attempt
                 return None
             if attempt is not None and (attempt.fits or step_decides(session, self.hooks, attempt.excess or 0)):
@@ -287,23 +287,23 @@ class Training:
         assert captured is not None
         run = self._handing_over(run, captured, graphs)
         correction = self.request.correction if self.request.search else -self._own.spared
-        settled = Route(self.request.search, tuple(item.key for item in self.request.lowering), correction)
+        route = Route(self.request.search, tuple(item.key for item in self.request.lowering), correction)
         try:
             with phase("replaying code"):
                 peaks = graphs.peaks(captured, MeasuredWorkspace(session.table))
         except ReplayError as error:
             session.note(f"the peak of the generated code is not known: {error}")
-            return None if session.limit_bytes else _Attempt(run, graphs, None, settled)  # it cannot be promised
+            return None if session.limit_bytes else _Attempt(run, graphs, None, route)  # it cannot be promised
         saving, excess = session.emitted(captured, peaks)
-        log.info("code of %s takes %d bytes: %s", settled.described, session.code_peak(), _against(excess))
+        log.info("code of %s takes %d bytes: %s", route.described, session.code_peak(), _against(excess))
         taken = 0 if excess is None else excess + session.usable(session.limit_bytes)
-        if taken and not settled.planned:
-            self._own.took(settled.lowering, taken)
+        if taken and not route.planned:
+            self._own.took(route.lowering, taken)
         if taken and session.one_graph and not (self.request.search and session.feasible):
             self._minimum = taken if self._minimum is None else min(self._minimum, taken)
         entry = self._joint_cache.taken()
-        attempt = _Attempt(run, graphs, peaks, settled, saving, excess, session.step, entry)
-        if settled.planned:
+        attempt = _Attempt(run, graphs, peaks, route, saving, excess, session.step, entry)
+        if route.planned:
             self._plans.code = attempt
             self._plans.took(session.code_peak())
         return attempt

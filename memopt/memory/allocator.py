@@ -77,7 +77,7 @@ def _multiply(device: torch.device) -> None:
     torch.addmm(half[0], half, half)
 
 
-def settled_bytes(device: torch.device) -> int:
+def allocated_after_gc(device: torch.device) -> int:
     """Bytes allocated on a CUDA device once garbage is gone, and buffers of libraries, which come again when needed.
 
     Measuring operators on streams of their own leaves buffers that no step uses.

@@ -18,7 +18,7 @@ from memopt.graph.targets import is_collective
 from memopt.memory.allocator import slack_bytes, stuck_bytes
 from memopt.memory.allocator_limit import held_bytes
 from memopt.step.exact_trial import refused_as_tried
-from memopt.step.trial_step import Short, Taken, is_short, mutated
+from memopt.step.trial_step import Short, TrialMemory, is_short, mutated
 from memopt.step.trial_steps import Held, TrialSteps, begin_anew
 from memopt.step.verified_minimum import verified
 
@@ -184,19 +184,20 @@ def _lowered_within(
             return _Lowered(run, hooks, tried=False)
         steps = TrialSteps(run, hooks, given, written, session.resident)
         taken = steps.free(allowed)
-        if isinstance(taken, Taken):
+        if isinstance(taken, TrialMemory):
             if taken.kept_bytes > session.resident.libraries:
                 session.keep_libraries(taken.kept_bytes - session.resident.libraries)
                 allowed = held_bytes(device) or allowed
             session.took(taken.allocated_bytes + session.resident.coming - (allowed - session.limit_bytes))
         coming = session.resident.coming  # what the optimizer's first steps add, within the same limit
-        over = taken.reserved_bytes + coming - allowed if isinstance(taken, Taken) else 0
+        over = taken.reserved_bytes + coming - allowed if isinstance(taken, TrialMemory) else 0
         held = taken if isinstance(taken, Short) else _held(session, steps, taken, allowed)
         if isinstance(held, Held) and (held.full_speed or (over <= 0 and not left)):
             return _Lowered(run, hooks, cache_bytes=held.cache_bytes, full_speed=held.full_speed)
         within = isinstance(held, Held) and over <= 0
         lacking = 0
-        if isinstance(taken, Taken) and taken.allocated_bytes + coming <= allowed:  # it is how its blocks come to lie
+        # It is how its blocks come to lie.
+        if isinstance(taken, TrialMemory) and taken.allocated_bytes + coming <= allowed:
             found = _tried(session, run, hooks, given, written, Gain.MEMORY)
             if not found.reason:
                 return _Lowered(run, hooks, captured=True)
@@ -281,7 +282,7 @@ def keeps(
     return True
 
 
-def _held(session: Session, steps: TrialSteps, taken: Taken, allowed: int) -> Held | Short:
+def _held(session: Session, steps: TrialSteps, taken: TrialMemory, allowed: int) -> Held | Short:
     """As `TrialSteps.held`; what the caller's steps are to begin with is the session's from now on."""
     held = steps.held(taken, allowed)
     if isinstance(held, Held):

@@ -16,7 +16,7 @@ from torch import nn
 from memopt.budget import format_bytes
 from memopt.common.garbage import collect_all
 from memopt.errors import ShortOfMemoryError
-from memopt.memory.allocator import page_bytes, pooled_bytes, segments_expand, settled_bytes, slack_bytes
+from memopt.memory.allocator import allocated_after_gc, page_bytes, pooled_bytes, segments_expand, slack_bytes
 from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_now, leave
 from memopt.memory.distributed import buckets_of, gathered_bytes
 from memopt.memory.reach import optimizers_in
@@ -164,13 +164,13 @@ def allowance_of(
     coming = max(0, resident.optimizer_state - state)
     allocated = torch.cuda.memory_allocated(device)
     if allocated > own - resident.libraries:  # others' tensors, or what planning has left and a step will not find
-        allocated = settled_bytes(device)
+        allocated = allocated_after_gc(device)
         own, coming = own - resident.libraries, coming + resident.libraries  # given back, and they come again
     pooled = pooled_bytes(device) if before is None else before.pooled_bytes
     spare = slack_bytes(limit_bytes, device) if whole else 0
     if allocated > own + spare:  # it would come on top of the budget
         collect_all()
-        allocated = settled_bytes(device)
+        allocated = allocated_after_gc(device)
     page = page_bytes() if segments_expand() and not tried else 0
     return Allowance(device, limit_bytes, allocated, own, coming, pooled, spare, page)
 

@@ -56,13 +56,13 @@ class Inferred:
         self.spared = size
 
 
-def plan_inference(session: Session, program: Program, *, settled: bool = True) -> Planned:
+def plan_inference(session: Session, program: Program, *, by_timeline: bool = True) -> Planned:
     """Rewrite one inference program.
 
     Args:
         session: whose program it is: its budget, passes and engine.
         program: the graph as captured.
-        settled: whether the program's own timeline decides; else the engine settles it: see `settling`.
+        by_timeline: whether the program's own timeline decides; else the engine settles it: see `settling`.
 
     Raises:
         BudgetError: the peak is over the budget, or no plan could come near it.
@@ -82,7 +82,7 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
     limit = session.held_to(own)
     room = None
     if limit is not None:  # the allocator's slack is seen in runs too: what they take more is planned for less
-        room = (session.usable(limit) if settled else limit) - session.resident.total - session.inferred.spared
+        room = (session.usable(limit) if by_timeline else limit) - session.resident.total - session.inferred.spared
     try:
         hope = None if room is None else room + session.inferred.spared
         session.inferred.room = room
@@ -94,19 +94,19 @@ def plan_inference(session: Session, program: Program, *, settled: bool = True) 
         least = error.minimum_bytes
         _put_on_record(session, build_report(session, [error.planned], least, least, None, before.peak_bytes))
         if session.waits_for_training(needed):
-            return plan_inference(session, program, settled=settled)
+            return plan_inference(session, program, by_timeline=by_timeline)
         raise _over(session, needed, limit) from None
     if not measures and session.count_libraries([planned.program]):
-        return plan_inference(session, program, settled=settled)
+        return plan_inference(session, program, by_timeline=by_timeline)
     peak, constants = planned.timeline.peak_bytes, constant_bytes(planned.program)
     session.inferred.unused = 0 if room is None else room - constants - peak
     session.inferred.planned = planned = tried_as_is(session, planned)
     session.note_failures([planned])
     _put_on_record(session, build_report(session, [planned], peak, peak, planned.measured, before.peak_bytes))
     needed = session.resident.total + constants + max(peak, planned.measured or 0)
-    if settled and limit is not None and needed > session.usable(limit):
+    if by_timeline and limit is not None and needed > session.usable(limit):
         if session.waits_for_training(needed):
-            return plan_inference(session, program, settled=settled)
+            return plan_inference(session, program, by_timeline=by_timeline)
         raise _over(session, needed, limit)
     return planned
 

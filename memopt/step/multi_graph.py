@@ -30,7 +30,7 @@ class _Rehearsed:
 
 
 @contextlib.contextmanager
-def settled(session: Session, collect: Callable[[], list[Program]]) -> Iterator[None]:
+def planned_whole(session: Session, collect: Callable[[], list[Program]]) -> Iterator[None]:
     """Plan the step; within, its graphs are lowered as planned, operator by operator where no code keeps the budget.
 
     Args:
@@ -98,4 +98,4 @@ def _training(collect: Callable[[], list[Program]]) -> list[Program]:
 def _plan(session: Session, programs: Sequence[Program], request: PlanRequest | None = None) -> None:
     """Plan the graphs; with a request, for an engine whose code has the last word."""
     with no_autocast():  # the casts are in the programs
-        session.plan_training(programs, settled=request is None, request=request)
+        session.plan_training(programs, by_timeline=request is None, request=request)

@@ -31,7 +31,7 @@ _LONGEST = 1 << 22
 
 @dataclasses.dataclass(frozen=True)
 class StoredPlan:
-    """What a search settled on.
+    """What a search has chosen.
 
     Attributes:
         lowering: names of the rewrites that reduce the minimum, those that are used, in order.

@@ -27,7 +27,7 @@ from memopt.step.plan_store import PlanStore, StoredPlan, key_of
 from memopt.step.plan_transfer import TransferredPlan, carried_curve
 from memopt.step.planned import Planned, measured_peak, predicted_peak
 from memopt.step.planner import StepPlan
-from memopt.step.search_result import Found, stored_plan
+from memopt.step.search_result import SearchResult, stored_plan
 from memopt.step.solver_pool import Searches
 
 log = logging.getLogger("memopt")
@@ -69,7 +69,7 @@ class StepSearch:
     def seconds(self, seconds: float) -> None:
         self._options.seconds = seconds
 
-    def plan(self, room: int | None, carried: TransferredPlan | None = None, *, prove: bool = True) -> Found:
+    def plan(self, room: int | None, carried: TransferredPlan | None = None, *, prove: bool = True) -> SearchResult:
         """Choose what to recompute in all graphs, and which of the rewrites that reduce the minimum to use: the last.
 
         A choice that was made before for an equal step is found again on disk, and judged anew.
@@ -83,7 +83,7 @@ class StepSearch:
         found = self._planned(room, carried)
         return self.prove(found) if prove else found
 
-    def prove(self, found: Found) -> Found:
+    def prove(self, found: SearchResult) -> SearchResult:
         """What was chosen, with the records of all its passes, proved."""
         if found.proved:
             return found
@@ -93,11 +93,11 @@ class StepSearch:
             found, planned=self._graphs.recorded(found.planned, every, found.lowering), proved=True
         )
 
-    def _planned(self, room: int | None, carried: TransferredPlan | None) -> Found:
+    def _planned(self, room: int | None, carried: TransferredPlan | None) -> SearchResult:
         passes = (*self.stages.early, *self.stages.lowering, *self.stages.late)
         key, deepest = (key_of(self.captured, passes, size, self.seconds) for size in (room, 0))
         stored = self._store.get(key)
-        found = None if stored is None else self.settled(stored, room)
+        found = None if stored is None else self.from_store(stored, room)
         if found is None and room is not None and room <= 0 and self.stages.fusion is not None:
             found = self._named(deepest)  # a search would find it again, or another one, whose code may take more
             if found is not None:
@@ -120,7 +120,7 @@ class StepSearch:
             found = tighter if tighter.plan.feasible else found
         return found
 
-    def _promised(self, key: str, found: Found, room: int) -> Found:
+    def _promised(self, key: str, found: SearchResult, room: int) -> SearchResult:
         """What some search has named as the least keeps it later, too, though a search in less time may not find it.
 
         It is kept under the key of a limit of nothing. Where that is more than the limit it is still the deepest plan,
@@ -141,10 +141,10 @@ class StepSearch:
             self._store.put(key, stored_plan(found))
         return found
 
-    def _named(self, key: str) -> Found | None:
+    def _named(self, key: str) -> SearchResult | None:
         """The deepest plan that was named, infeasible, with what it takes as its least; None where there is none."""
         stored = self._store.get(key)
-        known = None if stored is None else self.settled(stored, None)
+        known = None if stored is None else self.from_store(stored, None)
         if known is None:
             return None
         least = max(known.plan.minimum_bytes, known.plan.peak_bytes, measured_peak(known.planned, 0))
@@ -182,7 +182,7 @@ class StepSearch:
         """The graphs with these of the rewrites that lower the minimum, not proved yet, and with nothing recomputed."""
         return self._options.of(chosen).items
 
-    def settled(self, stored: StoredPlan, room: int | None) -> Found | None:
+    def from_store(self, stored: StoredPlan, room: int | None) -> SearchResult | None:
         """The step with a plan that was found before; None where it is not one for these graphs, or not within room."""
         chosen = self.stages.called(stored.lowering)
         if chosen is None or len(stored.schedules) != len(self.captured):
@@ -216,9 +216,9 @@ class StepSearch:
         )
         minimum = min(peak, stored.minimum_bytes)
         plan = StepPlan(choices, peak, minimum, True, seconds, extra, stored.curve)
-        return Found(planned, plan, chosen)
+        return SearchResult(planned, plan, chosen)
 
-    def _carried_over(self, carried: TransferredPlan, room: int | None) -> Found | None:
+    def _carried_over(self, carried: TransferredPlan, room: int | None) -> SearchResult | None:
         """The step with a plan of another size; None where that is none of this size, or not within room."""
         chosen = self.stages.called(carried.lowering)
         if chosen is None or len(carried.schedules) != len(self.captured):
@@ -236,9 +236,9 @@ class StepSearch:
         planned, step = self._options.plan_within(Option(option.items, chosen, planner), room)
         if not step.feasible or (room is not None and measured_peak(planned, 0) > room):
             return None
-        return Found(planned, step, chosen)
+        return SearchResult(planned, step, chosen)
 
-    def _searched(self, room: int | None) -> Found:
+    def _searched(self, room: int | None) -> SearchResult:
         self.searches += 1
         found = self._chosen(room)
         if self._options.brief and (found is None or not found.plan.feasible):
@@ -247,7 +247,7 @@ class StepSearch:
         assert found is not None
         return found
 
-    def _chosen(self, room: int | None) -> Found | None:
+    def _chosen(self, room: int | None) -> SearchResult | None:
         """The best plan of all options; None where a brief search finds none."""
         plain = self._options.of(())
         with Searches() as searches:
@@ -258,7 +258,7 @@ class StepSearch:
             if not used:
                 self._options.planners(searches, [plain], 1.0)
                 planned, step = self._options.plan_within(plain, room)
-                return self._deepest(Found(planned, step, ()), used, room)
+                return self._deepest(SearchResult(planned, step, ()), used, room)
             without = self._beside(used)
             self._options.begin(searches, options, _FIRST)
             if searches.more(len(without)):  # begun now, they take no time of their own
@@ -281,9 +281,9 @@ class StepSearch:
             planned, step = self._options.plan_within(options[index], room)
         chosen = options[index].passes
         others = [plan for number, plan in enumerate(plans) if number != index]
-        return self._deepest(Found(planned, joined(step, others), chosen), used, room)
+        return self._deepest(SearchResult(planned, joined(step, others), chosen), used, room)
 
-    def _deepest(self, found: Found, used: Sequence[Pass], room: int | None) -> Found:
+    def _deepest(self, found: SearchResult, used: Sequence[Pass], room: int | None) -> SearchResult:
         """What was found, or less where that keeps no limit: rewrites set deeper, also such as change nothing else."""
         if found.plan.feasible or self._options.brief:
             return found
@@ -293,7 +293,7 @@ class StepSearch:
             return found
         return self._lower_of(found, below, room)
 
-    def _lower_of(self, found: Found, chosen: Sequence[Pass], room: int | None) -> Found:
+    def _lower_of(self, found: SearchResult, chosen: Sequence[Pass], room: int | None) -> SearchResult:
         """What was found and keeps no limit, or a plan with these rewrites where that takes less."""
         with Searches() as searches:
             option = self._options.of(chosen)
@@ -301,4 +301,4 @@ class StepSearch:
         planned, step = self._options.plan_within(option, room)
         if not step.feasible and step.minimum_bytes >= found.plan.minimum_bytes:
             return found
-        return Found(planned, joined(step, [found.plan]), option.passes)
+        return SearchResult(planned, joined(step, [found.plan]), option.passes)

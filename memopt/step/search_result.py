@@ -1,4 +1,4 @@
-"""What a search has chosen."""
+"""The result of a search."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from memopt.step.planner import StepPlan
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """What a search settled on.
+class SearchResult:
+    """What a search has chosen.
 
     Attributes:
         planned: the graphs; with the records of all their passes once they are proved.
@@ -27,7 +27,7 @@ class Found:
     proved: bool = False
 
 
-def stored_plan(found: Found) -> StoredPlan:
+def stored_plan(found: SearchResult) -> StoredPlan:
     """What is kept of a choice for the next process."""
     plans = [choice.plan for choice in found.plan.choices]
     return StoredPlan(

@@ -14,7 +14,7 @@ from memopt.capture.real_arguments import position_of
 from memopt.common.garbage import collect
 from memopt.graph.synthesis import same_random_state
 from memopt.host.buffers import release
-from memopt.memory.allocator import retries_of, settled_bytes
+from memopt.memory.allocator import allocated_after_gc, retries_of
 from memopt.memory.allocator_limit import held_bytes, lifted
 from memopt.program import OutputKind, Program
 from memopt.torch_compat.fake_tensors import no_fake_mode
@@ -26,7 +26,7 @@ _STEPS, _HELD_STEPS = 2, 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
+class TrialMemory:
     """What a step took of the device.
 
     Attributes:
@@ -72,7 +72,7 @@ def take_step(
     *,
     dropped: Collection[int] = (),
     held: bool = False,
-) -> Taken | Short:
+) -> TrialMemory | Short:
     """Run forward and backward of a compiled graph and let go of all that came of it.
 
     Nothing of the caller's changes: arguments that the step writes to are copies, gradients are returned rather than
@@ -94,7 +94,7 @@ def take_step(
     limit = contextlib.nullcontext() if held else lifted(device)
     with no_fake_mode(), out_of_trace(), same_random_state(given), limit:
         try:
-            first = settled_bytes(device)
+            first = allocated_after_gc(device)
             for _ in range(_HELD_STEPS if held else _STEPS):
                 torch.cuda.synchronize(device)
                 if not held:
@@ -104,7 +104,7 @@ def take_step(
                 results_of(run, given, written, dropped)
                 torch.cuda.synchronize(device)
             peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-            return Taken(*peaks, before, _left(device, first, before), retries_of(device) - retried)
+            return TrialMemory(*peaks, before, _left(device, first, before), retries_of(device) - retried)
         except (torch.OutOfMemoryError, MemoryError) as error:
             # Its traceback holds the step's tensors until this clause is left.
             short = lacked(error, device, held)

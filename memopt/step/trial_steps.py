@@ -13,11 +13,11 @@ from memopt.capture.dynamo import Hooks
 from memopt.capture.let_go import numbers_alone
 from memopt.common.phases import phase
 from memopt.common.progress import stage
-from memopt.memory.allocator import settled_bytes
+from memopt.memory.allocator import allocated_after_gc
 from memopt.memory.allocator_limit import grow
 from memopt.memory.resident import Resident
 from memopt.step.oom_retry import patiently
-from memopt.step.trial_step import Short, Taken, lacked, take_step
+from memopt.step.trial_step import Short, TrialMemory, lacked, take_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +51,13 @@ class TrialSteps:
     written: frozenset[int]
     resident: Resident
 
-    def free(self, allowed: int) -> Taken | Short:
+    def free(self, allowed: int) -> TrialMemory | Short:
         """What a step takes where the allocator is not held to the `allowed` bytes."""
         stage("taking a step")
         with phase("trial steps"):
             return patiently(self._step, self.resident.device, allowed)
 
-    def held(self, free: Taken, allowed: int) -> Held | Short:
+    def held(self, free: TrialMemory, allowed: int) -> Held | Short:
         """How the step runs where the allocator is held to `allowed` bytes, or what it lacks.
 
         Where blocks lie decides whether the next one fits: a step that is let reserve less than the limit may run out
@@ -70,7 +70,7 @@ class TrialSteps:
         """
         return patiently(functools.partial(self._held, free, allowed), self.resident.device, allowed)
 
-    def _held(self, free: Taken, allowed: int) -> Held | Short:
+    def _held(self, free: TrialMemory, allowed: int) -> Held | Short:
         device, coming = self.resident.device, self.resident.coming
         if free.allocated_bytes + coming > allowed:
             return Short(free.allocated_bytes + coming - allowed)
@@ -79,13 +79,13 @@ class TrialSteps:
             with phase("trial steps"):
                 taken = self._step_beside_state(size)
                 begin_anew(device, size)
-            if isinstance(taken, Taken) and not taken.retries:
+            if isinstance(taken, TrialMemory) and not taken.retries:
                 return Held(size, True)
             if isinstance(found, Short):
                 found = taken if isinstance(taken, Short) else Held(size, False)
         return found
 
-    def _step_beside_state(self, size: int) -> Taken | Short:
+    def _step_beside_state(self, size: int) -> TrialMemory | Short:
         """A step within the limit, with room taken for the optimizer's state that is not there yet."""
         device = self.resident.device
         try:
@@ -97,7 +97,7 @@ class TrialSteps:
         del state
         return taken
 
-    def _step(self, *, held: bool = False) -> Taken | Short:
+    def _step(self, *, held: bool = False) -> TrialMemory | Short:
         run = numbers_alone(self.run) if self.hooks.lets_go else self.run
         dropped = self.hooks.dropped(self.hooks.handed.gone)
         return take_step(run, self.given, self.written, self.resident.device, dropped=dropped, held=held)
@@ -108,6 +108,6 @@ def begin_anew(device: torch.device, size: int) -> None:
 
     Buffers of libraries would lie between pages that are handed back, and keep parts of them.
     """
-    settled_bytes(device)
+    allocated_after_gc(device)
     torch.cuda.empty_cache()
     grow(device, size)

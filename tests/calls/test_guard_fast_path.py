@@ -344,13 +344,13 @@ def test_two_models_of_a_class_are_kept_apart():
 def test_weights_that_should_be_laid_out_otherwise_once_they_are_folded_anew(monkeypatch):
     model, x = net(), image()
     compiled = steady(model, x)
-    settled = memopt.compilation.layout.settle
+    settled = memopt.compilation.layout.with_layout
 
     def settle(*args):
-        monkeypatch.setattr("memopt.compilation.layout.settle", settled)
+        monkeypatch.setattr("memopt.compilation.layout.with_layout", settled)
         raise LayoutNeeded([], [], [True])
 
-    monkeypatch.setattr("memopt.compilation.layout.settle", settle)
+    monkeypatch.setattr("memopt.compilation.layout.with_layout", settle)
     with torch.no_grad():
         model.conv.weight.mul_(2.0)
     with ways(compiled) as taken:

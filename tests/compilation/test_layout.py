@@ -43,10 +43,12 @@ def test_weights_of_convolutions_alone_are_asked_for():
 
 def test_a_graph_is_asked_once_how_its_weights_should_lie(monkeypatch):
     asked = []
-    monkeypatch.setattr(layout, "settle", lambda program, movable, contiguous: asked.append((set(movable), contiguous)))
+    monkeypatch.setattr(
+        layout, "with_layout", lambda program, movable, contiguous: asked.append((set(movable), contiguous))
+    )
     weights = layout.WeightLayout(["w"])
     for key in ("a", "a", "b"):
-        weights.settled("program", key)
+        weights.laid_out("program", key)
     weights.changes(layout.LayoutNeeded(["w"], [], [True]))
-    weights.settled("program", "c")
+    weights.laid_out("program", "c")
     assert asked == [({"w"}, ()), (set(), ()), ({"w"}, ()), (set(), (True,))]

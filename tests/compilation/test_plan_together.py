@@ -10,7 +10,7 @@ from memopt.budget import BudgetError
 from memopt.compilation import plan_together as together
 from memopt.step.plan_request import PlanRequest
 from memopt.step.planner import StepPlan
-from memopt.step.search_result import Found
+from memopt.step.search_result import SearchResult
 
 LIMIT = 100
 
@@ -30,7 +30,7 @@ class Search:
 
     def plan(self, room, carried, prove):
         peak = self.peaks.pop(0)
-        return Found([], StepPlan((), peak, peak, peak <= room), (), proved=True)
+        return SearchResult([], StepPlan((), peak, peak, peak <= room), (), proved=True)
 
 
 class Session:
@@ -143,5 +143,5 @@ def test_a_budget_that_no_plan_keeps_is_refused_with_what_it_needs():
 
 def test_an_engine_whose_code_has_the_last_word_is_not_refused():
     session = Session(120)
-    together.plan_together(session, [], PlanRequest(), settled=False)
+    together.plan_together(session, [], PlanRequest(), by_timeline=False)
     assert session.told == [("plans", 120), ("stands", 120)]

@@ -11,7 +11,7 @@ import memopt
 from memopt.cuda_graphs import trial
 from memopt.cuda_graphs.trial import Gain
 from memopt.step import memory_ledger, trial_steps, warm_start
-from memopt.step.trial_step import Taken, mutated
+from memopt.step.trial_step import TrialMemory, mutated
 from tests.cuda_graphs.test_trial import Net, pytestmark, tape  # noqa: F401
 
 FASTER, SMALLER = Gain.TIME.value, Gain.MEMORY.value
@@ -75,7 +75,7 @@ def test_where_that_is_no_gain_any_more_its_code_runs(tape, monkeypatch, why):  
 
 
 def step_that_lies_badly(*args, held=False, **_):
-    return Taken(1, 2 * 10**9, 0, retries=3 * held)
+    return TrialMemory(1, 2 * 10**9, 0, retries=3 * held)
 
 
 def test_a_step_that_fits_only_captured_is_found_so(tape, monkeypatch):  # noqa: F811
@@ -114,7 +114,9 @@ def test_one_that_was_not_is_planned_anew_where_it_is(tape, monkeypatch):  # noq
 @pytest.mark.long
 def test_a_share_of_what_a_step_takes_is_that_of_its_first_process(monkeypatch):
     """Libraries may be seen to keep more than was known when the limit was set."""
-    monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: Taken(1, 1, 0, kept_bytes=5 * 10**5))
+    monkeypatch.setattr(
+        trial_steps, "take_step", lambda *args, held=False, **_: TrialMemory(1, 1, 0, kept_bytes=5 * 10**5)
+    )
     for module in (warm_start, memory_ledger):
         monkeypatch.setattr(module, "count_library_bytes", lambda device, size: None)
     first, _ = trained(made(), "100%")

@@ -17,7 +17,7 @@ from memopt.cuda_graphs import trial
 from memopt.cuda_graphs.pool import GraphPool
 from memopt.cuda_graphs.steered_code import SteeredCode
 from memopt.step import budget_trial, trial_steps
-from memopt.step.trial_step import Taken, mutated
+from memopt.step.trial_step import TrialMemory, mutated
 from tests.cuda_graphs.tape import Tape
 from tests.training.steps import gradients
 
@@ -55,9 +55,9 @@ def tape(monkeypatch):
     for module in (budget_trial, trial):
         monkeypatch.setattr(module, "held_bytes", lambda device: _HELD)
     for module in (trial_steps, trial):
-        monkeypatch.setattr(module, "settled_bytes", lambda device: 0)
+        monkeypatch.setattr(module, "allocated_after_gc", lambda device: 0)
     monkeypatch.setattr(budget_trial, "measurable", lambda session, hooks: hooks.captured and mutated(hooks.captured))
-    monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: Taken(1, 1, 0))
+    monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: TrialMemory(1, 1, 0))
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: None)
     monkeypatch.setattr(trial, "lifted", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(trial, "_WORTH", 1e9)
@@ -297,7 +297,7 @@ def test_a_cuda_graph_leaves_room_for_the_loss_and_the_optimizer(tape, monkeypat
 @pytest.mark.parametrize("lacking", [0, 80_000], ids=["fits", "fits with less"])
 def test_a_step_whose_blocks_lie_badly_is_captured_before_it_is_planned_for_less(tape, monkeypatch, asked, lacking):
     def taken(*args, held=False, **_):
-        return Taken(1, 2 * 10**9, 0, retries=3 * held)
+        return TrialMemory(1, 2 * 10**9, 0, retries=3 * held)
 
     monkeypatch.setattr(trial_steps, "take_step", taken)
     monkeypatch.setattr(torch, "empty", functools.partial(_little, torch.empty))

@@ -133,7 +133,7 @@ def test_a_cut_that_is_a_little_too_much_saves_less(monkeypatch):
 
     def noted(self, **options):
         made = plain(self, **options)
-        settled.append(made.settled)
+        settled.append(made.route)
         return made
 
     monkeypatch.setattr(engine.Training, "_attempt", noted)

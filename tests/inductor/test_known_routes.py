@@ -84,7 +84,7 @@ def test_a_second_process_lowers_the_step_once():
     attempts, gradients, report = _first_step(0.6)
     again, same, found = _first_step(0.6)
     assert len(again) == 1 <= len(attempts)
-    assert again[0].settled == attempts[-1].settled or again[0].settled in [one.settled for one in attempts if one]
+    assert again[0].route == attempts[-1].route or again[0].route in [one.route for one in attempts if one]
     assert (found.peak_bytes, found.budget_bytes) == (report.peak_bytes, report.budget_bytes)
     torch.testing.assert_close(same, gradients, rtol=0, atol=0)
 

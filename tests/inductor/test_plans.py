@@ -186,7 +186,7 @@ def test_code_is_made_once_for_each_plan(monkeypatch):
 
     def twice(self, *, planned):
         first = attempt(self, planned=planned)
-        if first is not None and first.settled.planned:
+        if first is not None and first.route.planned:
             before = len(lowered)
             assert attempt(self, planned=True) is first and len(lowered) == before
             made.append(first)

@@ -8,9 +8,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memopt.memory import allocator
 from memopt.memory.allocator import (
+    allocated_after_gc,
     count_library_bytes,
     library_bytes,
-    settled_bytes,
     slack_bytes,
     stuck_bytes,
     with_slack,
@@ -99,12 +99,12 @@ def test_what_libraries_were_seen_to_keep_is_counted_from_then_on(monkeypatch):
 @pytest.mark.gpu
 def test_what_measuring_on_another_stream_left_is_not_there_once_settled():
     left = torch.randn(64, 64, device=GPU)
-    before = settled_bytes(GPU)
+    before = allocated_after_gc(GPU)
     with torch.cuda.stream(torch.cuda.Stream()):
         left @ left
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() > before
-    assert settled_bytes(GPU) == before
+    assert allocated_after_gc(GPU) == before
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from memopt.calls.guard_fast_path import Kind
 from memopt.compilation.session import Session
 from memopt.step import budget_trial, trial_steps
 from memopt.step.search import StepSearch
-from memopt.step.trial_step import Short, Taken, mutated
+from memopt.step.trial_step import Short, TrialMemory, mutated
 from tests.training.steps import assert_equal, gradients, make, step
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -53,7 +53,7 @@ def steps(monkeypatch):
         assert real is not None
         monkeypatch.setattr(budget_trial, "measurable", measurable)
         monkeypatch.setattr(trial_steps, "take_step", take)
-        monkeypatch.setattr(trial_steps, "settled_bytes", lambda device: 0)
+        monkeypatch.setattr(trial_steps, "allocated_after_gc", lambda device: 0)
         return figures
 
     return choose
@@ -75,7 +75,7 @@ def test_a_step_that_reserves_more_is_planned_for_less(monkeypatch, steps):
     model.zero_grad()
     grown = []
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: grown.append(size))
-    left = steps(Taken(budget, budget + 20_000, 0), Taken(budget - 30_000, budget - 100, 50))
+    left = steps(TrialMemory(budget, budget + 20_000, 0), TrialMemory(budget - 30_000, budget - 100, 50))
     run = memopt.compile(model, budget, backend="aten")
     assert_equal((step(run, x), gradients(model)), expected)
     assert not left
@@ -90,7 +90,7 @@ def test_a_step_that_reserves_more_is_planned_for_less(monkeypatch, steps):
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 def test_a_step_that_is_planned_for_less_is_not_searched_again(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
-    left = steps(Taken(budget, budget + 20_000, 0), Taken(budget - 30_000, budget - 100, 50))
+    left = steps(TrialMemory(budget, budget + 20_000, 0), TrialMemory(budget - 30_000, budget - 100, 50))
     searches = []
 
     class Counted(StepSearch):
@@ -119,7 +119,7 @@ def test_a_step_that_would_reserve_more_and_runs_within_the_limit_is_taken(monke
     model.zero_grad()
     torch._dynamo.reset()
     steps()
-    taken = {False: Taken(budget - 10, budget + 20_000, 50), True: Taken(budget - 10, budget - 5, 50)}
+    taken = {False: TrialMemory(budget - 10, budget + 20_000, 50), True: TrialMemory(budget - 10, budget - 5, 50)}
     monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: taken[held])
     run = memopt.compile(model, budget, backend="aten")
     step(run, x)
@@ -128,11 +128,11 @@ def test_a_step_that_would_reserve_more_and_runs_within_the_limit_is_taken(monke
 
 
 @pytest.mark.quick("no more-runs out", "more-hands back")
-@pytest.mark.parametrize("held", [Taken(100, 100, 0, retries=1), Short()], ids=["hands back", "runs out"])
+@pytest.mark.parametrize("held", [TrialMemory(100, 100, 0, retries=1), Short()], ids=["hands back", "runs out"])
 @pytest.mark.parametrize("over", [20_000, -1], ids=["more", "no more"])
 def test_a_step_that_is_slow_within_the_limit_or_runs_out_is_planned_for_less(monkeypatch, steps, over, held):
     model, x, budget = budget_and_session(monkeypatch)
-    first, second = Taken(budget - 10, budget + over, 0), Taken(budget - 30_000, budget - 100, 50)
+    first, second = TrialMemory(budget - 10, budget + over, 0), TrialMemory(budget - 30_000, budget - 100, 50)
     left, now = steps(first, second), []
 
     def take(*args, **options):
@@ -144,13 +144,15 @@ def test_a_step_that_is_slow_within_the_limit_or_runs_out_is_planned_for_less(mo
     monkeypatch.setattr(trial_steps, "take_step", take)
     run = memopt.compile(model, budget, backend="aten")
     step(run, x)
-    assert not left and run.report.peak_bytes <= budget - max(over, budget // (50 if isinstance(held, Taken) else 16))
+    assert not left and run.report.peak_bytes <= budget - max(
+        over, budget // (50 if isinstance(held, TrialMemory) else 16)
+    )
 
 
 def test_a_step_that_runs_out_of_memory_however_little_is_planned_is_refused(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     steps()
-    taken = Taken(budget - 10, budget - 5, 50)
+    taken = TrialMemory(budget - 10, budget - 5, 50)
     monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: Short() if held else taken)
     start = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(memopt.BudgetError) as found:
@@ -164,7 +166,7 @@ def test_a_step_that_runs_out_of_memory_however_little_is_planned_is_refused(mon
 def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_operators(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
     steps()
-    taken, fails = Taken(budget - 10, budget - 5, 50), []
+    taken, fails = TrialMemory(budget - 10, budget - 5, 50), []
 
     def take(*args, held=False, **_):
         fails.append(run._memopt.sessions[Kind(True, False).plan].code_fails)
@@ -185,7 +187,7 @@ def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_ope
 def test_where_operators_do_not_keep_the_budget_either_the_lesser_need_is_named(monkeypatch, steps, least):
     model, x, budget = budget_and_session(monkeypatch, layers=2)
     steps()
-    taken = Taken(budget - 10, budget - 5, 50)
+    taken = TrialMemory(budget - 10, budget - 5, 50)
     monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: Short() if held else taken)
 
     def refused(self, known):
@@ -215,7 +217,7 @@ def test_the_optimizer_s_state_that_is_to_come_has_its_place_in_the_step_that_is
     monkeypatch.setattr(budget_trial, "held_bytes", lambda device: 10**9)
     asked, plain = [], torch.empty
     monkeypatch.setattr(torch, "empty", lambda size, **options: asked.append(size) or plain(size, **options))
-    steps(Taken(5 * 10**8, 6 * 10**8, 100))
+    steps(TrialMemory(5 * 10**8, 6 * 10**8, 100))
     grown = []
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: grown.append(size))
     run = memopt.compile(model, 10**9, backend="aten", optimizer=optimizer)
@@ -230,7 +232,7 @@ def test_what_a_step_leaves_to_libraries_is_theirs_and_counts(monkeypatch, steps
     model, x, budget = budget_and_session(monkeypatch)
     counted, limits = [], []
     monkeypatch.setattr("memopt.step.memory_ledger.count_library_bytes", lambda device, size: counted.append(size))
-    left = steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640), Taken(budget // 2, budget // 2, 50))
+    left = steps(TrialMemory(budget // 2, budget // 2, 50, kept_bytes=640), TrialMemory(budget // 2, budget // 2, 50))
     run = memopt.compile(model, budget, backend="aten")
     monkeypatch.setattr("memopt.calls.sessions.Sessions.allow", lambda self, session, size: limits.append(size))
     step(run, x)
@@ -243,7 +245,7 @@ def test_what_is_counted_as_libraries_already_is_not_counted_twice(monkeypatch, 
     counted = []
     monkeypatch.setattr("memopt.step.memory_ledger.count_library_bytes", lambda device, size: counted.append(size))
     monkeypatch.setattr("memopt.memory.resident.library_bytes", lambda device: 600)
-    steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640))
+    steps(TrialMemory(budget // 2, budget // 2, 50, kept_bytes=640))
     step(memopt.compile(model, budget, backend="aten"), x)
     assert counted == [40]
 
@@ -255,11 +257,11 @@ def test_buffers_that_were_left_out_are_known_all_the_same(monkeypatch, steps):
     monkeypatch.setattr("memopt.step.memory_ledger.library_bytes", lambda device: 600)
     monkeypatch.setattr("memopt.step.memory_ledger.may_multiply", lambda program: False)
     plain = memopt.compile(model, budget, backend="aten")
-    steps(Taken(budget // 2, budget // 2, 50))
+    steps(TrialMemory(budget // 2, budget // 2, 50))
     step(plain, x)
     torch._dynamo.reset()
     model.zero_grad()
-    steps(Taken(budget // 2, budget // 2, 50, kept_bytes=640))
+    steps(TrialMemory(budget // 2, budget // 2, 50, kept_bytes=640))
     run = memopt.compile(model, budget, backend="aten")
     step(run, x)
     assert counted == [40] and run._memopt.sessions[Kind(True, False).plan].resident.libraries == 640
@@ -268,7 +270,7 @@ def test_buffers_that_were_left_out_are_known_all_the_same(monkeypatch, steps):
 
 def test_memory_that_runs_out_is_answered_the_same_way(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
-    steps(Short(), Taken(budget // 2, budget, 0))
+    steps(Short(), TrialMemory(budget // 2, budget, 0))
     run = memopt.compile(model, budget, backend="aten")
     step(run, x)
     assert run.report.peak_bytes <= budget - budget // 16
@@ -279,7 +281,7 @@ def test_memory_that_runs_out_is_answered_the_same_way(monkeypatch, steps):
 def test_what_others_hold_is_no_fault_of_the_plan(monkeypatch, steps, first):
     model, x, budget = budget_and_session(monkeypatch)
     steps()
-    taken = Taken(budget - 10, budget - 5, 50)
+    taken = TrialMemory(budget - 10, budget - 5, 50)
     short = Short(others=True)
     monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: short if held or first else taken)
     run = memopt.compile(model, budget, backend="aten")
@@ -295,7 +297,7 @@ def test_what_others_hold_is_no_fault_of_the_plan(monkeypatch, steps, first):
 def test_at_first_it_is_planned_for_less_by_what_was_missing(monkeypatch, steps, unused):
     model, x, budget = budget_and_session(monkeypatch)
     monkeypatch.setattr(Session, "unused", lambda self: unused)  # a plan for that much more was no larger
-    first, second = Taken(budget - 10, budget - 5, 0), Taken(budget - 30_000, budget - 100, 50)
+    first, second = TrialMemory(budget - 10, budget - 5, 0), TrialMemory(budget - 30_000, budget - 100, 50)
     left, now, asked = steps(first, second), [], []
 
     def take(*args, held=False, **_):
@@ -312,7 +314,7 @@ def test_at_first_it_is_planned_for_less_by_what_was_missing(monkeypatch, steps,
 
 def test_where_less_is_not_to_be_had_the_first_plan_stays_and_says_so(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch, share=0.1)
-    left = steps(Taken(budget, 2 * budget, 0))
+    left = steps(TrialMemory(budget, 2 * budget, 0))
     run = memopt.compile(model, budget, backend="aten")
     expected = step(model, x), gradients(model)
     model.zero_grad()
@@ -324,7 +326,7 @@ def test_where_less_is_not_to_be_had_the_first_plan_stays_and_says_so(monkeypatc
 
 def test_what_is_said_of_an_attempt_that_is_dropped_is_dropped_with_it(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch, share=0.1)
-    steps(Taken(budget, 2 * budget, 0))
+    steps(TrialMemory(budget, 2 * budget, 0))
     tighten = Session.tighten
 
     def and_says(self, size):
@@ -341,7 +343,7 @@ def test_what_is_said_of_an_attempt_that_is_dropped_is_dropped_with_it(monkeypat
 
 def test_after_some_rounds_the_last_plan_stays_measured_and_says_so(monkeypatch, steps):
     model, x, budget = budget_and_session(monkeypatch)
-    left = steps(*(Taken(budget - over, budget + over, 0) for over in (3000, 2000, 1000)))
+    left = steps(*(TrialMemory(budget - over, budget + over, 0) for over in (3000, 2000, 1000)))
     run = memopt.compile(model, budget, backend="aten")
     step(run, x)
     assert not left and run.report.peak_bytes <= budget - 5000
@@ -363,7 +365,7 @@ def test_of_code_that_lacks_only_what_the_allocator_may_lose_the_step_decides(mo
     monkeypatch.setattr(budget_trial, "held_bytes", lambda device: budget)
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: None)
     monkeypatch.setattr("memopt.step.memory_ledger.slack_bytes", lambda limit, device: 2000)
-    left = steps(Taken(budget, budget + over, 0), *[Taken(budget, budget, 0)] * bool(over))
+    left = steps(TrialMemory(budget, budget + over, 0), *[TrialMemory(budget, budget, 0)] * bool(over))
     run = memopt.compile(model, budget, backend="inductor")
     step(run, x)
     assert not left

@@ -192,7 +192,8 @@ def test_a_compiled_model_says_what_is_its_own(monkeypatch):
     session = run._memopt.sessions[Kind(True, False).plan]
     session.resident = dataclasses.replace(session.resident, device=GPU, inputs=100, libraries=10)
     holds(monkeypatch, 10**6)
-    monkeypatch.setattr("memopt.step.guard.settled_bytes", lambda device: 9 * 10**5)  # the rest is what planning left
+    # The rest is what planning left.
+    monkeypatch.setattr("memopt.step.guard.allocated_after_gc", lambda device: 9 * 10**5)
     monkeypatch.setattr("memopt.step.guard.pooled_bytes", lambda device: 77)
     session.hold(10**9)
     allowance = run._memopt.guards[session].allowance
@@ -228,7 +229,7 @@ def test_what_others_hold_is_allowed_beside_a_share_and_inside_a_budget_in_bytes
     there = sum(parameter.nbytes for parameter in model.parameters()) + 100 + others
     for now in (there, there + 65):  # without the buffers, and with them
         holds(monkeypatch, now)
-        monkeypatch.setattr("memopt.step.guard.settled_bytes", lambda device: there)
+        monkeypatch.setattr("memopt.step.guard.allocated_after_gc", lambda device: there)
         monkeypatch.setattr("memopt.step.guard.pooled_bytes", lambda device: 0)
         session.hold(10**9)
         allowance = run._memopt.guards[session].allowance

@@ -115,7 +115,7 @@ def test_what_no_plan_keeps_is_refused_with_the_reason_and_cannot_be_planned_for
     with pytest.raises(BudgetError) as again:  # for nothing
         plan_inference(session, program)
     assert again.value.minimum_bytes == caught.value.minimum_bytes and not plan_for_less(session, again.value)
-    assert plan_inference(session, program, settled=False) is session.inferred.planned, "the engine decides"
+    assert plan_inference(session, program, by_timeline=False) is session.inferred.planned, "the engine decides"
 
 
 def test_a_training_step_over_the_budget_is_not_explained_by_an_inference_program():
@@ -136,7 +136,7 @@ def test_a_hopeless_budget_is_refused_by_figures_and_the_least_that_it_names_can
     monkeypatch.setattr(ChunkBatch, "run", lambda self, program: made.append(1) or run_pass(self, program))
     session = session_with("1B")
     with pytest.raises(BudgetError) as caught:
-        plan_inference(session, program, settled=False)
+        plan_inference(session, program, by_timeline=False)
     assert not made and not plan_for_less(session, caught.value)
     least = caught.value.minimum_bytes
     assert session.report.peak_bytes == least

@@ -11,7 +11,7 @@ from torch import nn
 import memopt
 from memopt.inductor.forward_backward import ForwardBackward
 from memopt.inductor.replay import ReplayError
-from memopt.step.multi_graph import settled
+from memopt.step.multi_graph import planned_whole
 from tests.backends.conftest import _compiler
 from tests.end_to_end import gradients, resident_bytes, restorer, step
 
@@ -112,8 +112,8 @@ def test_the_best_plan_of_all_is_planned_again_with_its_own_correction():
     """What the graphs' code corrects for itself, while it is made, is none of the step's."""
     asked, judged = [], iter([(-80, 80), (50, -200), (0, 60), (0, 10)])
 
-    def plan_training(programs, *, settled, request):
-        assert not settled
+    def plan_training(programs, *, by_timeline, request):
+        assert not by_timeline
         asked.append(request.correction)
 
     session = SimpleNamespace(
@@ -121,5 +121,5 @@ def test_the_best_plan_of_all_is_planned_again_with_its_own_correction():
         forget_code=lambda: None, collection=SimpleNamespace(rehearsal=contextlib.nullcontext), coded=lambda: True,
         judged=lambda: next(judged), feasible=True, recomputes=True, gain=lambda size: 0.05, limit_bytes=1000,
     )  # fmt: skip
-    with settled(session, lambda: [SimpleNamespace(training=True)]):
+    with planned_whole(session, lambda: [SimpleNamespace(training=True)]):
         assert asked == [0, -90, 50, -20, -90]

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from memopt.step import oom_retry
-from memopt.step.trial_step import Short, Taken
+from memopt.step.trial_step import Short, TrialMemory
 
 
 @pytest.mark.parametrize(
     ("results", "expected", "calls"),
     [
         ([Short(5)], Short(5), 1),
-        ([Short(others=True), Taken(1, 2, 3)], Taken(1, 2, 3), 2),
+        ([Short(others=True), TrialMemory(1, 2, 3)], TrialMemory(1, 2, 3), 2),
         ([Short(others=True)] * 9, Short(others=True), 3),
     ],
     ids=["its own", "others' at first", "others' always"],

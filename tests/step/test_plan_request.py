@@ -25,7 +25,7 @@ def planned():
 def test_without_a_search_nothing_is_recomputed(planned):
     session, program = planned
     session.forget_plan()
-    session.plan_training([program], settled=False, request=PlanRequest(search=False))
+    session.plan_training([program], by_timeline=False, request=PlanRequest(search=False))
     assert not session.recomputes and not session.feasible
 
 
@@ -34,6 +34,6 @@ def test_a_correction_is_room_for_the_plan_that_is_asked_for(planned):
     peaks = []
     for correction in (0, 10**9, 0):
         session.forget_plan()
-        session.plan_training([program], settled=False, request=PlanRequest(correction=correction))
+        session.plan_training([program], by_timeline=False, request=PlanRequest(correction=correction))
         peaks.append(session.step.plan.peak_bytes)
     assert peaks[0] < peaks[1] and peaks[2] == peaks[0]

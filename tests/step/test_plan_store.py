@@ -210,7 +210,7 @@ def test_a_forged_plan_is_judged_and_not_used(searches, change, monkeypatch):
     found = first.plan(room)
     made = len(searches)
     forged = change(stored_plan(found))
-    assert search().settled(forged, room) is None
+    assert search().from_store(forged, room) is None
     monkeypatch.setattr(PlanStore, "get", lambda self, key: forged)
     again = search().plan(room)
     assert len(searches) > made and again.plan.feasible and predicted_peak(again.planned) <= room
@@ -220,8 +220,8 @@ def test_a_plan_for_more_memory_is_not_used_for_less(searches):
     first = search()
     peak = predicted_peak(first.captured)
     stored = stored_plan(first.plan(int(peak * 0.9)))
-    assert search().settled(stored, int(peak * 0.9)) is not None
-    assert search().settled(stored, stored.peak_bytes - 1) is None
+    assert search().from_store(stored, int(peak * 0.9)) is not None
+    assert search().from_store(stored, stored.peak_bytes - 1) is None
 
 
 def test_a_plan_over_the_limit_when_measured_is_not_kept(searches):

@@ -119,7 +119,7 @@ def test_chunks_are_as_large_as_the_limit_allows(monkeypatch, share):
     assert found.plan.seconds == pytest.approx(least)
     stored = stored_plan(found)
     assert stored.lowering == (chosen.key,)
-    again = search.settled(stored, room)
+    again = search.from_store(stored, room)
     assert again is not None and [item.key for item in again.lowering] == [chosen.key]
     records = [record for record in again.planned[0].records if record.name == "chunk_loss"]
     assert len(records) == 1 and records[0].changes

@@ -1,4 +1,4 @@
-"""What a search settled on, and what is kept of it for the next process."""
+"""What a search has chosen, and what is kept of it for the next process."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ def test_what_is_kept_is_enough_to_settle_on_the_same():
     assert kept.schedules == (choice.plan.schedule,) and kept.peaks == (choice.plan.peak_bytes,)
     assert kept.peak_bytes <= 0.8 * plain and kept.minimum_bytes == found.plan.minimum_bytes
     assert kept.curve == found.plan.curve and kept.lowering == ()
-    again = make().settled(kept, int(0.8 * plain))
+    again = make().from_store(kept, int(0.8 * plain))
     assert stored_plan(again) == kept
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import memopt
 from memopt.step import trial_step as taken_step
-from memopt.step.trial_step import Short, Taken, mutated, take_step
+from memopt.step.trial_step import Short, TrialMemory, mutated, take_step
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -30,7 +30,7 @@ def device(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda device: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: figures.before)
-    monkeypatch.setattr(taken_step, "settled_bytes", lambda device: torch.cuda.memory_allocated(device))
+    monkeypatch.setattr(taken_step, "allocated_after_gc", lambda device: torch.cuda.memory_allocated(device))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: figures.allocated)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: figures.reserved)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": figures.retries})
@@ -73,7 +73,7 @@ def test_nothing_of_the_model_changes(device):
     random = torch.get_rng_state()
     device.allocated, device.reserved, device.before = 10, 20, 5
     assert len(written) == 3  # mean, variance, batches
-    assert take_step(run, given, written, CPU) == Taken(10, 20, 5)
+    assert take_step(run, given, written, CPU) == TrialMemory(10, 20, 5)
     assert torch.equal(torch.get_rng_state(), random) and not hooked
     for key, value in model.state_dict(keep_vars=True).items():
         assert torch.equal(value, start[key][0]) and value._version == start[key][1] and value.grad is None
@@ -91,7 +91,7 @@ def test_buffers_that_stay_and_blocks_that_are_handed_back_are_seen(device, monk
         return {"num_alloc_retries": len(asked) // 3}
 
     monkeypatch.setattr(torch.cuda, "memory_stats", stats)
-    assert take_step(run, given, written, CPU) == Taken(500, 600, 164, kept_bytes=64, retries=1)
+    assert take_step(run, given, written, CPU) == TrialMemory(500, 600, 164, kept_bytes=64, retries=1)
 
 
 def test_a_step_that_is_held_to_the_limit_keeps_its_cache(device, monkeypatch):
@@ -99,7 +99,7 @@ def test_a_step_that_is_held_to_the_limit_keeps_its_cache(device, monkeypatch):
     emptied, left = [], []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     monkeypatch.setattr(taken_step, "lifted", lambda device: contextlib.nullcontext(left.append(1)))
-    assert take_step(run, given, written, CPU, held=True) == Taken(0, 0, 0)
+    assert take_step(run, given, written, CPU, held=True) == TrialMemory(0, 0, 0)
     assert (len(emptied), len(left)) == (1, 0)  # at the end
     take_step(run, given, written, CPU)
     assert (len(emptied), len(left)) == (4, 1)

@@ -11,13 +11,13 @@ import torch
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.resident import Resident
 from memopt.step import trial_steps
-from memopt.step.trial_step import Short, Taken
+from memopt.step.trial_step import Short, TrialMemory
 from memopt.step.trial_steps import Held, TrialSteps
 
 CPU = torch.device("cpu")
 HOOKS = SimpleNamespace(lets_go=False, dropped=lambda gone: gone, handed=SimpleNamespace(gone=(3,)))
 STATE = OptimizerFootprint(state_bytes=9, existing_state_bytes=4, step_peak_bytes=0)
-FREE = Taken(allocated_bytes=80, reserved_bytes=90, before_bytes=10)
+FREE = TrialMemory(allocated_bytes=80, reserved_bytes=90, before_bytes=10)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def device(monkeypatch):
         return found.pop(0)
 
     monkeypatch.setattr(trial_steps, "take_step", take)
-    monkeypatch.setattr(trial_steps, "settled_bytes", lambda device: done.append("settled"))
+    monkeypatch.setattr(trial_steps, "allocated_after_gc", lambda device: done.append("settled"))
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: done.append(("grown", size)))
     return SimpleNamespace(found=found, done=done)
 

@@ -15,7 +15,7 @@ from memopt.calls.guard_fast_path import Kind
 from memopt.cuda_graphs.reserve import CaptureReserve
 from memopt.inductor.training import Training
 from memopt.step import budget_trial, trial_steps, verified_minimum
-from memopt.step.trial_step import Short, Taken, mutated
+from memopt.step.trial_step import Short, TrialMemory, mutated
 from memopt.step.verified_minimum import VerifiedMinimums, verified
 from tests.training.steps import gradients, make
 
@@ -40,7 +40,7 @@ def lossy(monkeypatch):
         reserved = allocated + allocated // 20
         if held and reserved > limits[-1]:
             return Short(reserved - limits[-1])
-        return Taken(allocated, reserved, 0)
+        return TrialMemory(allocated, reserved, 0)
 
     def measurable(session, hooks):
         steps.append(session)
@@ -50,7 +50,7 @@ def lossy(monkeypatch):
     monkeypatch.setattr(budget_trial, "held_bytes", held)
     monkeypatch.setattr(trial_steps, "take_step", take)
     monkeypatch.setattr(budget_trial, "measurable", measurable)
-    monkeypatch.setattr(trial_steps, "settled_bytes", lambda device: 0)
+    monkeypatch.setattr(trial_steps, "allocated_after_gc", lambda device: 0)
     monkeypatch.setattr(trial_steps, "grow", lambda device, size: None)
     return limits
 
