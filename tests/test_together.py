@@ -202,3 +202,27 @@ def test_a_loss_behind_a_call_without_gradients_is_seen(own):
         optimizer.step()
     seen = calls_of(one).sessions.around.seen
     assert 4 * x.nbytes <= seen.between < 8 * x.nbytes
+
+
+@pytest.mark.parametrize("around", [1, 4], ids=["a small loss", "a loss that is held"])
+def test_a_fraction_is_of_the_calls_of_all_models_once_their_loop_was_seen(around):
+    """It became one of the last model's call alone: steps were planned anew for less, and said to be over."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    models = [nn.Sequential(*(part for _ in range(6) for part in (nn.Linear(32, 32), nn.Tanh()))) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    one, other = memopt.compile(models, 0.9, optimizer=optimizers, backend="aten")
+    budgets = []
+    for _ in range(4):
+        x = torch.randn(256, 32)
+        first, second = one(x), other(x)
+        loss = ((first.repeat(1, around) - second.repeat(1, around)).exp() + 1).log().mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        budgets.append(other.report.budget_bytes)
+    values = 256 * 32 * 4
+    assert min(budgets) > 0.9 * 2 * 6 * values
+    assert [note for note in (*one.report.notes, *other.report.notes) if "eager itself takes less" in note] == []

@@ -276,7 +276,7 @@ class Sessions(Mapping[Plan, Session]):
             calls = self.earlier.alive() or [Ran(tuple(session.ran), {})]
             self._over.latest = session, calls
             self.whole_steps.ended(session)
-            look = functools.partial(look_at, weakref.ref(self), weakref.ref(session), calls)
+            look = functools.partial(look_at, weakref.ref(self), weakref.ref(session), calls, self.group.alive(self))
             early = 0 if session.ran[0].key == EAGER else session.allowance.tangents.early
             model = weakref.ref(self._model)
             key, device = session.ran[0].key, session.device
@@ -297,11 +297,11 @@ class Sessions(Mapping[Plan, Session]):
         """What is known of the loop, and of steps that are planned so."""
         return self.around.seen if plan is None else self.around.seen.joined(self.whole_steps.seen.get(plan, Seen()))
 
-    def look(self, session: Session, calls: Sequence[Ran]) -> None:
-        """Look whether a step of these calls was over its budget, with what is known of its loop by now."""
+    def look(self, session: Session, calls: Sequence[Ran], beside: Sequence[Ran] = ()) -> None:
+        """Look whether a step of these calls, beside others, was over its budget, with what is known of its loop."""
         plan = next((plan for plan, each in self._sessions.items() if each is session), None)
         loop = self.around.take_loop()
-        self._over.look(session, self._seen(plan), calls, loop)
+        self._over.look(session, self._seen(plan), calls, loop, beside)
         guard, limit = self.guards.get(session), None if loop is None or session.soft else session.limit(0)
         if guard is not None and limit is not None:
             guard.lowers(limit)

@@ -67,7 +67,9 @@ class StepsOver:
         limit = session.usable_limit if session.counts_all or session.reference.whole else None
         return most if limit is not None and most > limit else 0
 
-    def look(self, session: Session, seen: Seen, calls: Sequence[Ran], loop: Loop | None = None) -> None:
+    def look(
+        self, session: Session, seen: Seen, calls: Sequence[Ran], loop: Loop | None = None, beside: Sequence[Ran] = ()
+    ) -> None:
         """Say that a step of these calls was over its budget, if it was with what is known of the loop around it.
 
         Args:
@@ -75,9 +77,10 @@ class StepsOver:
             seen: what the loop was seen to hold around them, at most.
             calls: of the step.
             loop: what it held in this step, where that is not known yet.
+            beside: calls of other models of the budget that waited as the last of these returned.
         """
         session.sees(seen)
-        if loop is not None and session.sees_loop(calls, loop):
+        if loop is not None and session.sees_loop(calls, loop, beside):
             self._sessions.add(session)
         excess, limit = session.excess_around(calls)
         if excess:

@@ -98,11 +98,13 @@ def allow_limit(owner: weakref.ref[Sessions], session: weakref.ref[Session], lim
         sessions.allow(known, limit_bytes)
 
 
-def look_at(owner: weakref.ref[Sessions], session: weakref.ref[Session], calls: Sequence[Ran]) -> None:
-    """Have sessions look whether a step of these calls was over its budget."""
+def look_at(
+    owner: weakref.ref[Sessions], session: weakref.ref[Session], calls: Sequence[Ran], beside: Sequence[Ran]
+) -> None:
+    """Have sessions look whether a step of these calls, beside those of other models, was over its budget."""
     sessions, known = owner(), session()
     if sessions is not None and known is not None:
-        sessions.look(known, calls)
+        sessions.look(known, calls, beside)
 
 
 def look_alone(owner: weakref.ref[Sessions], session: Session) -> None:

@@ -148,8 +148,13 @@ class SharedStep(StepInLoop):
         """Bytes by which this limit is below what was planned with: a fraction was of more than eager takes."""
         return 0 if self.step is None or self.step.limit is None else self.step.fallen + self.step.limit - limit
 
-    def sees_loop(self, calls: Sequence[Ran], loop: Loop) -> bool:
+    def sees_loop(self, calls: Sequence[Ran], loop: Loop, beside: Sequence[Ran] = ()) -> bool:
         """A step of these calls was seen in its loop: a fraction is of what eager takes in the same one.
+
+        Args:
+            calls: of the model.
+            loop: what it held around them.
+            beside: calls of other models of the budget that waited for their backward as the last of these returned.
 
         Returns:
             Whether to plan anew: fewer calls were made than an earlier run of the script has met.
@@ -163,18 +168,18 @@ class SharedStep(StepInLoop):
         fewer = bool(self._expected) and made < self.calls
         if fewer:
             self._expected.were_fewer(self.model_name, self.budget, graphs[0].key, made)
-            self.reference.has_fewer_calls(self._eager_in(graphs, loop), made)
+            self.reference.has_fewer_calls(self._eager_in(graphs, loop, beside), made)
         keys = tuple(graph.key for graph in graphs)
         seen = loop.kept or any(worth(size, device) for size in (loop.forward, loop.between, loop.backward))
         if not fewer and (seen or self.reference.decided_by(keys)):
-            self.reference.loops(self._eager_in(graphs, loop), len(calls), keys)
+            self.reference.loops(self._eager_in(graphs, loop, beside), len(calls) + len(beside), keys)
         return fewer
 
-    def _eager_in(self, graphs: Sequence[Figures], loop: Loop) -> int:
-        """Bytes that a step of these graphs takes in such a loop, as eager runs it."""
+    def _eager_in(self, graphs: Sequence[Figures], loop: Loop, beside: Sequence[Ran]) -> int:
+        """Bytes that a step of these graphs takes in such a loop, beside such calls, as eager runs it."""
         apart = self.broken and any(graph.key != EAGER for graph in graphs)
         found = eager_in_loop(
-            [graph.eager for graph in graphs],
+            [*(graph.eager for ran in beside for graph in ran.graphs), *(graph.eager for graph in graphs)],
             loop,
             between=self.outside_bytes + self.allowance.tangents.early if apart else 0,
             beside=self.outside_beside if apart else 0,

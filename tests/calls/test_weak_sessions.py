@@ -27,8 +27,8 @@ class Sessions:
         self.allowed, self.looked, self.last = [], [], None
         self.group = SimpleNamespace(waiting=lambda: 2, reserve=lambda sessions, room: room // 2)
 
-    def look(self, session, calls):
-        self.looked.append((session, calls))
+    def look(self, session, calls, beside=()):
+        self.looked.append((session, calls, beside))
 
     def allow(self, session, limit):
         self.allowed.append((session, limit))
@@ -51,9 +51,9 @@ def test_they_answer_while_they_are_there():
     sessions.last = SimpleNamespace(room=7)
     assert planning_room(here) == 7
     assert kept_more(known, [SimpleNamespace(saved=3), SimpleNamespace(saved=4)]) == 14
-    look_at(here, known, ["calls"])
+    look_at(here, known, ["calls"], ["others"])
     look_alone(here, session)
-    assert sessions.looked == [(session, ["calls"]), (session, [Ran(("graph",), {})])]
+    assert sessions.looked == [(session, ["calls"], ["others"]), (session, [Ran(("graph",), {})], ())]
     allow_limit(here, known, 9)
     assert sessions.allowed == [(session, 9)]
 
