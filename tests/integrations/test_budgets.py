@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from benchmarks.integrations.__main__ import ITS_OWN, SHARE
+from benchmarks.integrations.__main__ import SHARE
 from benchmarks.integrations.run import row_of
 from benchmarks.integrations.watch import Watch
 from memopt.memory.allocator_events import is_profiled
@@ -25,7 +25,7 @@ def test_the_budget_holds_to_the_end_of_two_epochs_and_losses_are_the_librarys(n
     for library in ("accelerate", NEEDS.get(name, "transformers")):
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"make test-integrations installs {library}")
-    (row,) = row_of(name, bf16, [ITS_OWN.get(name, SHARE)], "aten")
+    (row,) = row_of(name, bf16, [SHARE], "aten")
     assert row.good, row.line()
     assert len(row.peaks) == 6 and row.losses > 30
 
