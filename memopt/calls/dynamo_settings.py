@@ -10,6 +10,7 @@ from memopt.compilation.session import Session
 from memopt.errors import first_line
 from memopt.torch_compat.absent_attributes import absent_attributes
 from memopt.torch_compat.aot_autograd import checkpoints_draw
+from memopt.torch_compat.bounded_deques import bounded_deques
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.compared_modules import compared_modules_guarded
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
@@ -86,6 +87,7 @@ def dynamo_settings(
                 stack.enter_context(each)
             stack.enter_context(fixed_comparisons())
             stack.enter_context(own_random_objects())
+            stack.enter_context(bounded_deques())
             stack.enter_context(compared_modules_guarded())
             stack.enter_context(replaced_calls({**REPLACEMENTS, **RECURRENT_CALLS}))
             stack.enter_context(out_views_copied())
