@@ -288,7 +288,7 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
         RuntimeError: something cannot be captured, or memory is short.
     """
     stream = _capture_stream(torch.cuda.current_device())
-    held = _room_to_begin(stream)
+    held = _available_to_begin(stream)
     with _no_warning(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         yield
     del held
@@ -299,7 +299,7 @@ def _capture_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _room_to_begin(stream: torch.cuda.Stream) -> list[torch.Tensor]:
+def _available_to_begin(stream: torch.cuda.Stream) -> list[torch.Tensor]:
     """Blocks between which there is room for what a generator allocates as it is registered with a capture.
 
     Where PyTorch (2.11, say) finds none for that, it ends the process: the graph takes its leave of a generator that

@@ -68,7 +68,9 @@ class Evidence:
     unproved: tuple[str, ...] = ()
 
 
-def prove(before: Program, after: Program, tolerance: float, verify: Verification, room: int | None = None) -> Evidence:
+def prove(
+    before: Program, after: Program, tolerance: float, verify: Verification, available: int | None = None
+) -> Evidence:
     """Run what differs between the programs on the same random inputs, beside a float64 reference.
 
     Args:
@@ -78,12 +80,12 @@ def prove(before: Program, after: Program, tolerance: float, verify: Verificatio
             error after may in either case reach twice the largest of its runs. Integers, complex numbers, NaN and
             outputs that are no tensors must be equal always.
         verify: "full" compares the whole programs too.
-        room: the most bytes that the proof of a region may take; None: only regions of more than 512 MiB are not run.
+        available: the most bytes that the proof of a region may take; None: regions up to 512 MiB are run.
 
     Raises:
         EvidenceError: the numbers differ by more than that; the message names the node.
     """
-    limit = REGION_BYTES if room is None else max(0, min(REGION_BYTES, room // _COPIES))
+    limit = REGION_BYTES if available is None else max(0, min(REGION_BYTES, available // _COPIES))
     _same_constants(before, after)
     _same_plain_outputs(before, after)
     state = joined(before.state, after.state)  # found where it is asked for: a region reads few weights

@@ -170,7 +170,7 @@ class PassManager:
     """Runs passes in order. After each one that changed something the program is checked and the change is proved."""
 
     def __init__(
-        self, passes: Sequence[Pass], verify: Verification = True, *, record: bool = False, room: int | None = None
+        self, passes: Sequence[Pass], verify: Verification = True, *, record: bool = False, available: int | None = None
     ) -> None:
         """Take the passes in order.
 
@@ -178,7 +178,7 @@ class PassManager:
             passes: instances of Pass.
             verify: True proves each change on its own region, "full" on the whole program as well, False not at all.
             record: whether the records hold the graphs before and after each pass.
-            room: the most bytes that the proof of a region may take; None: as `prove` has it.
+            available: the most bytes that the proof of a region may take; None: as `prove` has it.
 
         Raises:
             TypeError: something in `passes` is not a Pass instance.
@@ -187,7 +187,7 @@ class PassManager:
             if not isinstance(item, Pass):
                 raise TypeError(f"passes must hold memopt.Pass instances, not {item!r}")
         self.passes = tuple(passes)
-        self.verify, self.record, self.room = verify, record, room
+        self.verify, self.record, self.available = verify, record, available
 
     def run(self, program: Program, earlier: Sequence[PassRecord] = ()) -> tuple[Program, tuple[PassRecord, ...]]:
         """Return the rewritten program and one record per pass.
@@ -224,7 +224,7 @@ class PassManager:
                     _same_call(program, result.program)
                     if self.verify:
                         with phase("proving"):
-                            evidence = prove(program, result.program, item.tolerance, self.verify, self.room)
+                            evidence = prove(program, result.program, item.tolerance, self.verify, self.available)
                 except (ProgramError, EvidenceError) as error:
                     raise PassError(item.name, ran, str(error)) from error
             before = history[-1] if self.record else None

@@ -180,10 +180,10 @@ def test_planning_takes_its_memory_beside_outputs_of_the_step_before_of_all_mode
     session = calls_of(one).sessions.last
     kept = one(x)
     assert session.older() == sum(each.nbytes for each in held)
-    before = session.room
+    before = session.available
     del held
     assert session.older() == 0
-    assert session.room == before + 2 * kept.nbytes
+    assert session.available == before + 2 * kept.nbytes
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -10,7 +10,7 @@ from memopt.budget import BudgetError
 from memopt.calls.guard_fast_path import Kind
 from memopt.calls.sessions import Sessions
 from memopt.calls.several import SeveralCalls
-from memopt.step.earlier_calls import Figures, NoRoomBesideError
+from memopt.step.earlier_calls import DoesNotFitBesideError, Figures
 
 
 def run_beside(
@@ -31,21 +31,21 @@ def run_beside(
     Raises:
         BudgetError: it has no room all the same.
     """
-    if graph is not None and several.have_room(sessions.of(kind), graph):
-        with contextlib.suppress(NoRoomBesideError):
+    if graph is not None and several.make_fit(sessions.of(kind), graph):
+        with contextlib.suppress(DoesNotFitBesideError):
             return run(kind)
     kind = kind._replace(calls=1, beside=True)
     if kind.plan in sessions:
         try:
             return run(kind)
-        except NoRoomBesideError as error:
+        except DoesNotFitBesideError as error:
             graph = error.graph
         # It may have been planned in an earlier step, whose calls had let go by then.
-        if several.have_room(sessions.of(kind), graph):
-            with contextlib.suppress(NoRoomBesideError):
+        if several.make_fit(sessions.of(kind), graph):
+            with contextlib.suppress(DoesNotFitBesideError):
                 return run(kind)
     if several.can_drop:
-        with contextlib.suppress(NoRoomBesideError, BudgetError):
+        with contextlib.suppress(DoesNotFitBesideError, BudgetError):
             return _run_anew(sessions, kind, run, last_word=False)
         several.drop()
     return _run_anew(sessions, kind, run, last_word=True)

@@ -51,7 +51,7 @@ from memopt.options import Options
 from memopt.report.record import Report
 from memopt.report.summary import summary
 from memopt.step.call_role import CallRole, role_of
-from memopt.step.earlier_calls import Figures, NoRoomBesideError, arguments_of
+from memopt.step.earlier_calls import DoesNotFitBesideError, Figures, arguments_of
 from memopt.step.guard import StepGuard
 from memopt.step.optimizers import Optimizers
 from memopt.step.sizes_apart import SizesError
@@ -178,7 +178,7 @@ class ModelCalls:
             self.residents.look_around(args, kwargs)
         try:
             return self._run(kind, fast_path, args, kwargs)
-        except NoRoomBesideError as error:
+        except DoesNotFitBesideError as error:
             graph: Figures | None = error.graph
         except BudgetError:
             if not self.several.can_drop:
@@ -262,7 +262,7 @@ class ModelCalls:
                 collect()  # Dynamo leaves what it has traced in cycles: what a loop replaces would stay beside the next
         except torch.OutOfMemoryError as error:
             raise ShortOfMemoryError(session.short_of_memory(error)) from None
-        except (BudgetError, NoRoomBesideError) as error:  # what was named was tried within limits of its own
+        except (BudgetError, DoesNotFitBesideError) as error:  # what was named was tried within limits of its own
             guard.allowance = allowance
             if isinstance(error, BudgetError) and planned is not None:  # calls of other sizes go on as before
                 session.goes_back_to(step)

@@ -30,7 +30,7 @@ from memopt.calls.weak_sessions import (
     models_waiting,
     names_of,
     older_outputs,
-    planning_room,
+    planning_available,
     release,
     reserved_for_others,
     uncounted_others,
@@ -92,9 +92,9 @@ class Sessions(Mapping[Plan, Session]):
         """Nothing is compiled yet; other models of the group share the budget."""
         self._model, self._options, self.optimizers = model, options, optimizers
         ceiling = None if options.budget is None else options.budget.bytes
-        room = functools.partial(planning_room, weakref.ref(self))
+        available = functools.partial(planning_available, weakref.ref(self))
         self._table = CostTable(
-            ceiling_bytes=ceiling, room=room, target=options.target, estimates=options.budget is None
+            ceiling_bytes=ceiling, available=available, target=options.target, estimates=options.budget is None
         )
         self.agreement = Agreement(model, due=options.budget is not None)
         self.numbers = ChangingNumbers(type(model).__name__)

@@ -60,7 +60,7 @@ class SeveralCalls:
         if not gradients:
             waiting = [*self._sessions.group.alive(self._sessions), *earlier]
             kind = Kind(gradients, accumulating, beside=bool(waiting))
-            self._make_room(kind.plan, waiting)
+            self._let_go(kind.plan, waiting)
             return kind
         if not earlier:
             self._together = self._sessions.earlier.most
@@ -69,7 +69,7 @@ class SeveralCalls:
         self._calls += 1
         kind = Kind(gradients, accumulating, self._together)
         if not earlier:
-            self._make_room(kind.plan, self._sessions.group.alive(self._sessions))
+            self._let_go(kind.plan, self._sessions.group.alive(self._sessions))
         return kind
 
     def _expected(self) -> int:
@@ -88,13 +88,13 @@ class SeveralCalls:
         if earlier and self._budget is not None:
             KnownCalls().put(self._name, self._budget.text, earlier[0].graphs[0].key, step.most, step.inputs)
 
-    def have_room(self, session: Session, graph: Figures) -> bool:
+    def make_fit(self, session: Session, graph: Figures) -> bool:
         """Let earlier calls of the step go of what they saved, if a graph has room beside them then as it is planned.
 
         They recompute it as their backward begins.
         """
         every = [ran for steps in self._steps() for ran in steps.if_dropped()]
-        enough = session.has_room(every, graph)
+        enough = session.fits_beside(every, graph)
         if enough:
             self.drop()
         return enough
@@ -120,7 +120,7 @@ class SeveralCalls:
     def _steps(self) -> list[EarlierCalls]:
         return [*self._sessions.group.steps(self._sessions), self._sessions.earlier]
 
-    def _make_room(self, plan: Plan, earlier: Sequence[Ran]) -> None:
+    def _let_go(self, plan: Plan, earlier: Sequence[Ran]) -> None:
         """Plan a call anew where earlier calls of a training step hold more beside it than it was planned for."""
         known = self._sessions.get(plan)
         if known is not None and earlier and known.planned_beside < sum(ran.saved for ran in earlier):

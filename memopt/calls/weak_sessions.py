@@ -49,10 +49,10 @@ def kept_more(session: weakref.ref[Session], calls: Sequence[Ran]) -> int:
     return 0 if known is None else known.kept_more(sum(ran.saved for ran in calls))
 
 
-def planning_room(owner: weakref.ref[Sessions]) -> int | None:
+def planning_available(owner: weakref.ref[Sessions]) -> int | None:
     """Bytes that planning the latest call may take beside what is resident."""
     sessions = owner()
-    return None if sessions is None or sessions.last is None else sessions.last.room
+    return None if sessions is None or sessions.last is None else sessions.last.available
 
 
 def older_outputs(owner: weakref.ref[Sessions]) -> int:
@@ -73,10 +73,10 @@ def models_waiting(owner: weakref.ref[Sessions]) -> int:
     return 0 if sessions is None else sessions.group.waiting()
 
 
-def reserved_for_others(owner: weakref.ref[Sessions], room: int) -> int:
-    """Of the room of a step, what to leave to calls of other models that the budget is of."""
+def reserved_for_others(owner: weakref.ref[Sessions], available: int) -> int:
+    """Of what a step may take, what to leave to calls of other models that the budget is of."""
     sessions = owner()
-    return 0 if sessions is None else sessions.group.reserve(sessions, room)
+    return 0 if sessions is None else sessions.group.reserve(sessions, available)
 
 
 def names_of(model: weakref.ref[nn.Module]) -> Names:

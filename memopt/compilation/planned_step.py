@@ -146,7 +146,9 @@ class PlannedStep(SharedStep):
         stages, made = self.stages(), self.rewriting.kept
 
         def search() -> StepSearch:
-            graphs = StepGraphs(programs, stages, verify=self.verify, table=self.table, room=self.room, kept=made)
+            graphs = StepGraphs(
+                programs, stages, verify=self.verify, table=self.table, available=self.available, kept=made
+            )
             attempt = functools.partial(tried_as_is, self)
             return StepSearch(graphs, attempt=attempt, seconds=self.plan_seconds)
 

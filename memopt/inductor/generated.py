@@ -20,7 +20,7 @@ from memopt.inductor.lines import with_lines
 from memopt.inductor.loading import Call, stand_in
 from memopt.inductor.pieces import Pieces, generator_of
 from memopt.inductor.replay import Wrapper
-from memopt.memory.allocator_limit import room_bytes
+from memopt.memory.allocator_limit import limit_available_bytes
 from memopt.torch_compat.backward import keeps_graph
 from memopt.torch_compat.fake_tensors import no_fake_mode
 from memopt.torch_compat.kernel_timing import flush_within
@@ -61,7 +61,7 @@ class GeneratedCode:
     def load(self) -> ModuleType | None:
         """The generated module, kernels and all; None where there is no code."""
         if self._module is None and self._load is not None:
-            flush_within(room_bytes)
+            flush_within(limit_available_bytes)
             with no_fake_mode():
                 self._module = self._load()
         return self._module

@@ -18,8 +18,8 @@ from memopt.capture.joint import Partitioned
 from memopt.cuda_graphs.reserve import may_wait
 from memopt.graph.propagation import fake_mode
 from memopt.graph.rewrite import storages
+from memopt.host.available import available_bytes
 from memopt.host.operators import ARRIVED, FETCH, LANDED, TO_HOST
-from memopt.host.room import available_bytes
 from memopt.inductor.host_copies import register_host_copies
 from memopt.inductor.kinds import is_library_call
 from memopt.inductor.peak_estimate import expected_bytes

@@ -215,7 +215,7 @@ def held_bytes(device: torch.device) -> int | None:
         return None if held is None else max(held.limits.values())
 
 
-def room_bytes() -> int | None:
+def limit_available_bytes() -> int | None:
     """What the current CUDA device's limit leaves beside what is reserved, in bytes; None where there is none."""
     if not _devices:
         return None

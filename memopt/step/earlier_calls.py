@@ -29,7 +29,7 @@ _MOST = 1 << 16
 EAGER = "eager"
 
 
-class NoRoomBesideError(Exception):
+class DoesNotFitBesideError(Exception):
     """A graph that was planned for a step of fewer calls has no room beside what earlier calls hold.
 
     Attributes:

@@ -37,7 +37,7 @@ class StepGraphs:
         *,
         verify: Verification,
         table: CostTable,
-        room: int | None = None,
+        available: int | None = None,
         kept: PassMemo | None = None,
     ) -> None:
         """Rewrite the programs as far as the plan.
@@ -47,10 +47,10 @@ class StepGraphs:
             stages: the passes.
             verify: how passes are proved.
             table: what operators take.
-            room: the most bytes that the proof of a pass may take; None: as `PassManager` has it.
+            available: the most bytes that the proof of a pass may take; None: as `PassManager` has it.
             kept: what passes have made of the programs before.
         """
-        self.stages, self._verify, self._table, self._room = stages, verify, table, room
+        self.stages, self._verify, self._table, self._available = stages, verify, table, available
         self._kept = PassMemo() if kept is None else kept
         self._asked: tuple[object, ...] = ()  # what `recorded` was asked last, and told
         self._recorded: list[Planned] = []
@@ -137,4 +137,4 @@ class StepGraphs:
 
     def _proving(self, passes: Sequence[Pass], *first: Pass) -> PassManager:
         """What proves these passes and puts them on record; what they made of a program is not made again."""
-        return PassManager([*first, *self._kept.of(passes)], self._verify, record=True, room=self._room)
+        return PassManager([*first, *self._kept.of(passes)], self._verify, record=True, available=self._available)

@@ -124,7 +124,7 @@ def _figures(planned: Planned, stretches: Stretches, twice: bool) -> tuple[int, 
 
 
 def _rewritten(session: Session, program: Program, passes: Sequence[Pass], before: Timeline) -> Planned:
-    manager = PassManager(passes, session.verify, record=True, room=session.room)
+    manager = PassManager(passes, session.verify, record=True, available=session.available)
     result, records = manager.run(program)
     return _measured(session, Planned(program, program, result, before, before, records, {}))
 
@@ -168,7 +168,7 @@ def _in_chunks(
     if kept is None:
         return planned, stretches.reason
     chunking, parts = kept
-    manager = PassManager([ChunkBatch.of(parts), *late], session.verify, record=True, room=session.room)
+    manager = PassManager([ChunkBatch.of(parts), *late], session.verify, record=True, available=session.available)
     program, records = manager.run(planned.program)
     session.notes[:] = [text for text in session.notes if not text.startswith(TOLD)]
     session.note(told(parts, planned.program, stretches.batch.size, chunking.extra_seconds))

@@ -157,7 +157,7 @@ class MemoryLedger:
         return limit - slack_bytes(limit, self.resident.device) - self.margin - self.capture_reserve.bytes
 
     @property
-    def room(self) -> int | None:
+    def available(self) -> int | None:
         """Bytes that planning may take beside what is resident: operators that are timed, proofs; None for no limit.
 
         A fraction that is not fixed yet is taken of what the step was seen to take. Before there is a step, operators

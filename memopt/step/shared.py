@@ -18,9 +18,9 @@ from memopt.report.record import Report
 from memopt.step.eager_in_loop import eager_in_loop
 from memopt.step.earlier_calls import (
     EAGER,
+    DoesNotFitBesideError,
     EarlierCalls,
     Figures,
-    NoRoomBesideError,
     Ran,
     calls_in_words,
 )
@@ -275,7 +275,7 @@ class SharedStep(StepInLoop):
         """A graph of a training step is about to run.
 
         Raises:
-            NoRoomBesideError: earlier calls of the step hold so much that it is to be planned with that.
+            DoesNotFitBesideError: earlier calls of the step hold so much that it is to be planned with that.
             BudgetError: it was, and the budget is not kept all the same.
         """
         every = [*self.beside_calls, *self.earlier]
@@ -284,7 +284,7 @@ class SharedStep(StepInLoop):
             needed = self._needed_beside(every, graph)
             if needed > self.usable(limit):
                 if not self.last_word and not self.ran:
-                    raise NoRoomBesideError(graph)
+                    raise DoesNotFitBesideError(graph)
                 raise self.over(needed, limit)
         self.ran.append(graph)
 
@@ -306,7 +306,7 @@ class SharedStep(StepInLoop):
         kept = [result for each in self.results if (result := each()) is not None]
         return (outputs, kept) if kept else outputs
 
-    def has_room(self, every: Sequence[Ran], graph: Figures) -> bool:
+    def fits_beside(self, every: Sequence[Ran], graph: Figures) -> bool:
         """Whether a graph keeps the budget beside these calls, as it was planned for a step of fewer."""
         limit = self.limit(0)
         return limit is None or self._needed_beside(every, graph) <= self.usable(limit)

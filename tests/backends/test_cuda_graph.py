@@ -196,7 +196,7 @@ def captures(monkeypatch):
     for name in ("synchronize", "empty_cache", "graph_pool_handle", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(cuda_graph, "_capture_stream", lambda device: None)
-    monkeypatch.setattr(cuda_graph, "_room_to_begin", lambda stream: [])
+    monkeypatch.setattr(cuda_graph, "_available_to_begin", lambda stream: [])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)

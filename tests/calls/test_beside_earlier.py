@@ -9,7 +9,7 @@ import pytest
 from memopt.budget import BudgetError
 from memopt.calls.beside_earlier import run_beside
 from memopt.calls.guard_fast_path import Kind
-from memopt.step.earlier_calls import NoRoomBesideError
+from memopt.step.earlier_calls import DoesNotFitBesideError
 
 KIND = Kind(True, False)
 
@@ -31,10 +31,10 @@ class Steps(dict):
 
 class Calls:
     def __init__(self, *, room: bool, can_drop: bool) -> None:
-        self.room, self.can_drop, self.dropped = room, can_drop, 0
+        self.available, self.can_drop, self.dropped = room, can_drop, 0
 
-    def have_room(self, session, graph):
-        return self.room
+    def make_fit(self, session, graph):
+        return self.available
 
     def drop(self):
         self.dropped += 1
@@ -56,7 +56,7 @@ def test_ways_are_tried_one_after_another(room, can_drop, failures, expected, dr
     def run(kind):
         tried.append((kind.beside, sessions.of(kind).last_word))
         if len(tried) <= failures:
-            raise NoRoomBesideError(None)
+            raise DoesNotFitBesideError(None)
         return "outputs"
 
     assert run_beside(sessions, calls, KIND, object(), run) == "outputs"
@@ -70,14 +70,14 @@ def test_what_was_planned_beside_calls_that_had_let_go_serves_the_steps_after_th
     planned = sessions.of(KIND._replace(calls=1, beside=True))
 
     class Later(Calls):
-        def have_room(self, session, graph):
+        def make_fit(self, session, graph):
             self.dropped += graph == "planned beside"
             return graph == "planned beside"
 
     def run(kind):
         tried.append(kind.beside)
         if not calls.dropped:
-            raise NoRoomBesideError("planned beside")
+            raise DoesNotFitBesideError("planned beside")
         return "outputs"
 
     calls = Later(room=False, can_drop=True)

@@ -13,7 +13,7 @@ from memopt.calls.weak_sessions import (
     look_alone,
     look_at,
     models_waiting,
-    planning_room,
+    planning_available,
     release,
     reserved_for_others,
 )
@@ -47,9 +47,9 @@ def test_they_answer_while_they_are_there():
     sessions, session = Sessions(), Session()
     here, known = weakref.ref(sessions), weakref.ref(session)
     assert models_waiting(here) == 2 and reserved_for_others(here, 10) == 5
-    assert planning_room(here) is None
-    sessions.last = SimpleNamespace(room=7)
-    assert planning_room(here) == 7
+    assert planning_available(here) is None
+    sessions.last = SimpleNamespace(available=7)
+    assert planning_available(here) == 7
     assert kept_more(known, [SimpleNamespace(saved=3), SimpleNamespace(saved=4)]) == 14
     look_at(here, known, ["calls"], ["others"])
     look_alone(here, session)
@@ -65,7 +65,7 @@ def test_nobody_is_kept_alive_and_those_that_are_gone_want_nothing():
     assert len(gradients_of(owner)) == 2
     del sessions, session, model
     assert models_waiting(here) == reserved_for_others(here, 10) == kept_more(known, []) == 0
-    assert planning_room(here) is None and gradients_of(owner) == []
+    assert planning_available(here) is None and gradients_of(owner) == []
     allow_limit(here, known, 9)
 
 

@@ -12,7 +12,17 @@ from torch import nn
 import memopt
 from memopt.memory import allocator_limit
 from memopt.memory.allocator import page_bytes, pooled_bytes
-from memopt.memory.allocator_limit import Allowance, Held, enter, grow, held_bytes, held_now, leave, lifted, room_bytes
+from memopt.memory.allocator_limit import (
+    Allowance,
+    Held,
+    enter,
+    grow,
+    held_bytes,
+    held_now,
+    leave,
+    lifted,
+    limit_available_bytes,
+)
 
 GPU = torch.device("cuda", 0)
 TOTAL = 80 * 10**9
@@ -54,14 +64,14 @@ def cuda(monkeypatch):
 
 
 def test_a_limit_leaves_room_beside_what_is_reserved(cuda):
-    assert room_bytes() is None
+    assert limit_available_bytes() is None
     token = enter(GPU, cuda.reserved + 5)
-    assert room_bytes() == 5
+    assert limit_available_bytes() == 5
     cuda.reserved += 6
     with lifted(GPU):
-        assert room_bytes() == 0
+        assert limit_available_bytes() == 0
     leave(token)
-    assert room_bytes() is None
+    assert limit_available_bytes() is None
 
 
 def test_a_limit_is_in_force_until_it_is_left(cuda):

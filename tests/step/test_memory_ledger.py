@@ -42,24 +42,27 @@ def test_a_budget_is_a_size_or_a_share_of_what_the_model_takes(budget, limit):
 
 def test_what_is_left_beside_what_is_resident():
     account = MemoryLedger(parse_budget("1000B"), Resident(parameters=300, buffers=20))
-    assert (account.usable(1000), account.room) == (1000, 680)
+    assert (account.usable(1000), account.available) == (1000, 680)
     account.margin = 100
-    assert (account.usable(1000), account.room) == (900, 580)
+    assert (account.usable(1000), account.available) == (900, 580)
     account.resident = Resident(parameters=2000)
-    assert account.room == 0
-    assert MemoryLedger(parse_budget("50%"), Resident()).room is None and MemoryLedger(None, Resident()).room is None
+    assert account.available == 0
+    assert (
+        MemoryLedger(parse_budget("50%"), Resident()).available is None
+        and MemoryLedger(None, Resident()).available is None
+    )
 
 
 def test_what_is_left_of_a_fraction_that_is_not_fixed_yet_goes_by_what_is_planned():
     account = MemoryLedger(parse_budget("50%"), Resident(parameters=100))
     account.alone = 900
-    assert account.room == 1000  # inference: as it is, weights included
+    assert account.available == 1000  # inference: as it is, weights included
     account.role = CallRole(trains=True)
-    assert account.room == 400
+    assert account.available == 400
     account.reference.trains(1600, "step")
-    assert account.room == 700
+    assert account.available == 700
     account.soft = True
-    assert account.room is None
+    assert account.available is None
 
 
 def test_on_cuda_the_allocator_has_its_part():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._inductor.runtime.benchmarking import InductorBenchmarker
 
-from memopt.memory.allocator_limit import enter, leave, room_bytes
+from memopt.memory.allocator_limit import enter, leave, limit_available_bytes
 from memopt.torch_compat.kernel_timing import flush_within
 
 
@@ -20,11 +20,11 @@ def test_no_more_is_flushed_than_there_is_room_for(monkeypatch, room, flushed):
 @pytest.mark.gpu
 def test_a_kernel_is_timed_within_a_limit():
     values, device = torch.ones(2**20, device="cuda"), torch.device("cuda", 0)
-    flush_within(room_bytes)
+    flush_within(limit_available_bytes)
     token = enter(device, torch.cuda.memory_reserved() + 4 * 2**20)
     try:
-        assert room_bytes() == 4 * 2**20
+        assert limit_available_bytes() == 4 * 2**20
         assert InductorBenchmarker().benchmark_gpu(lambda: values.add_(1)) > 0
     finally:
         leave(token)
-    assert room_bytes() is None
+    assert limit_available_bytes() is None

@@ -68,7 +68,7 @@ class CostTable:
         limit_bytes: int | None = None,
         *,
         ceiling_bytes: int | None = None,
-        room: Callable[[], int | None] | None = None,
+        available: Callable[[], int | None] | None = None,
         target: Device | None = None,
         estimates: bool = False,
     ) -> None:
@@ -79,12 +79,12 @@ class CostTable:
                 half of the free memory on CUDA.
             ceiling_bytes: the most bytes that may be allocated on a device while operators are run, all that is there
                 already included. None: no more than that half.
-            room: of the bytes that operators may take now beside what is resident; None: no limit.
+            available: of the bytes that operators may take now beside what is resident; None: no limit.
             target: the device to plan for, in place of this machine's: nothing is run.
             estimates: whether what cannot be run for now, as a profiler is active, is estimated until it can be.
         """
         self.limit_bytes, self.ceiling_bytes, self.target = limit_bytes, ceiling_bytes, target
-        self._estimates, self._room = estimates, room
+        self._estimates, self._available = estimates, available
         self._costs: dict[tuple[str, str], OperatorCost] = {}
         self._devices: dict[str, Device] = {}
         self._links: dict[str, tuple[float, float]] = {}
@@ -237,7 +237,12 @@ class CostTable:
         if self.target is not None:
             return self.target
         if place not in self._devices:
-            if self._room is not None and not self._estimates and self.ceiling_bytes is None and self._room() is None:
+            if (
+                self._available is not None
+                and not self._estimates
+                and self.ceiling_bytes is None
+                and self._available() is None
+            ):
                 return typical(device.type)  # a fraction is not known in bytes yet, and may be of less than that takes
             self._devices[place] = self._calibrated(device, place)
         return self._devices[place]
@@ -281,8 +286,8 @@ class CostTable:
     def _limit_now(self, device: torch.device) -> int:
         """The same limit, and what planning may take beside what is resident where no allocator tells that."""
         limit, told = self._limit(device), self.ceiling_bytes is not None and device.type == "cuda"
-        room = None if self._room is None or told else self._room()
-        return limit if room is None else min(limit, room - clock_bytes(device))
+        available = None if self._available is None or told else self._available()
+        return limit if available is None else min(limit, available - clock_bytes(device))
 
     def _runs(self, node: fx.Node) -> bool:
         """Whether the operator can be run here at all, whatever memory that takes."""

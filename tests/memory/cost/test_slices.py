@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_measured_by_slices_that_do(made, monkeypatch, tmp_
         table_module, "measure_operators", lambda nodes, *rest: runs.extend(nodes) or measured(nodes, *rest)
     )
     monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path / "other"))
-    table = CostTable(ceiling_bytes=2**30, room=lambda: room)
+    table = CostTable(ceiling_bytes=2**30, available=lambda: room)
     found = table.cost(node)
     assert [batch_of(each) for each in runs] == [batch_of(node) // 8, batch_of(node) // 4]
     assert all(map(table._fits, runs))
@@ -91,7 +91,7 @@ def test_where_an_eighth_has_no_room_one_and_two_are_measured(monkeypatch, tmp_p
     (small, _), (least, _) = slices_of(node)
     room = bytes_needed(small)
     assert bytes_needed(least) < room
-    assert CostTable(room=lambda: room).cost(node).workspace_bytes == CostTable().cost(node).workspace_bytes
+    assert CostTable(available=lambda: room).cost(node).workspace_bytes == CostTable().cost(node).workspace_bytes
 
 
 def test_of_operators_that_need_no_run_there_are_none():
@@ -101,7 +101,7 @@ def test_of_operators_that_need_no_run_there_are_none():
 def test_nothing_is_run_for_what_is_only_looked_up(monkeypatch, tmp_path):
     monkeypatch.setenv("MEMOPT_CACHE_DIR", str(tmp_path))
     node = CASES["convolution"]()
-    table = CostTable(room=lambda: bytes_needed(node))
+    table = CostTable(available=lambda: bytes_needed(node))
     assert table.known(node) is None
     assert table.cost(node).workspace_bytes == table.known(node).workspace_bytes
 

@@ -263,8 +263,8 @@ def test_the_limit_on_cuda(monkeypatch, limit, ceiling, allowed):
 
 def test_where_no_ceiling_is_known_what_is_run_keeps_within_the_room_that_there_is_now(own_cache, runs):
     node, rooms = call(aten.mm.default, *torch.randn(2, 64, 64).unbind()), [1000, 1_000_000]
-    assert not CostTable(room=lambda: rooms[0]).cost(node).measured and runs == []  # nor is the device
-    assert CostTable(room=lambda: rooms[1]).cost(node).measured and len(runs) == 1
+    assert not CostTable(available=lambda: rooms[0]).cost(node).measured and runs == []  # nor is the device
+    assert CostTable(available=lambda: rooms[1]).cost(node).measured and len(runs) == 1
 
 
 def test_nothing_is_run_beyond_the_room_that_is_left_of_a_budget_in_bytes(own_cache, runs):
@@ -272,26 +272,26 @@ def test_nothing_is_run_beyond_the_room_that_is_left_of_a_budget_in_bytes(own_ca
 
     And 1.09 of it while those were run whose workspace only a run tells.
     """
-    table = CostTable(ceiling_bytes=20_000, room=lambda: 4000)
+    table = CostTable(ceiling_bytes=20_000, available=lambda: 4000)
     product, half = (call(aten.mm.default, *torch.randn(2, 64, 64).to(kind).unbind()) for kind in (X.dtype, torch.half))
     convolved = call(aten.convolution.default, X, W, None, *GEOMETRY)
     assert not any(table.cost(node).measured for node in (product, half, convolved))
     assert runs == []  # nor is the device calibrated: that takes 134 MB
-    assert CostTable(ceiling_bytes=2**30, room=lambda: 2**29).cost(product).measured
-    assert CostTable(ceiling_bytes=2**30, room=lambda: 2**29).cost(convolved).measured
-    assert CostTable(ceiling_bytes=20_000, room=lambda: 4000).cost(convolved).measured  # as it is on disk by now
+    assert CostTable(ceiling_bytes=2**30, available=lambda: 2**29).cost(product).measured
+    assert CostTable(ceiling_bytes=2**30, available=lambda: 2**29).cost(convolved).measured
+    assert CostTable(ceiling_bytes=20_000, available=lambda: 4000).cost(convolved).measured  # as it is on disk by now
 
 
 def test_the_device_is_not_measured_before_a_fraction_is_known_in_bytes(own_cache, runs):
     """A first step took 134 MB, of a budget of 2.6, where no graph could be captured and no costs were on disk."""
     rooms = [None]
-    table, node = CostTable(room=lambda: rooms[0]), call(aten.add.Tensor, X, X)
+    table, node = CostTable(available=lambda: rooms[0]), call(aten.add.Tensor, X, X)
     assert table.cost(node).measured and all(isinstance(run, list) for run in runs)
     rooms[0] = 2**30
     table.device(node)
     assert torch.device("cpu") in runs
     runs.clear()
-    CostTable(room=lambda: None, estimates=True).device(node)  # without a budget
+    CostTable(available=lambda: None, estimates=True).device(node)  # without a budget
     assert runs == []  # it is known by now
 
 
@@ -304,7 +304,7 @@ def test_operators_that_are_run_together_keep_within_the_room(own_cache, monkeyp
         lambda nodes, device, limit: given.append(limit) or measure(nodes, device, limit),
     )
     small = call(aten.mm.default, *torch.randn(2, 8, 8).unbind())
-    assert CostTable(ceiling_bytes=20_000, room=lambda: 4000).cost(small).measured and given == [4000]
+    assert CostTable(ceiling_bytes=20_000, available=lambda: 4000).cost(small).measured and given == [4000]
 
 
 def test_devices_that_are_not_here_are_estimated(runs):
