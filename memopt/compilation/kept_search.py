@@ -27,12 +27,12 @@ class KeptSearch:
         """Let go of it, and of the graphs that it holds."""
         self._search = None
 
-    def lowerings(self, room: int | None) -> list[tuple[Pass, ...]]:
+    def lowerings(self, limit: int | None) -> list[tuple[Pass, ...]]:
         """As `StepSearch.lowerings`; none without a search."""
         if self._search is None:
             return []
         with phase("rewriting"):
-            return self._search.lowerings(room)
+            return self._search.lowerings(limit)
 
     def all_lowering(self) -> tuple[Pass, ...]:
         """As `StepSearch.all_lowering`; none without a search."""

@@ -40,14 +40,14 @@ class Limits:
         base: resident bytes, with constants of the graphs.
         whole: bytes that the step takes as eager runs it.
         limit: bytes of the budget; None without one.
-        room: bytes above `base` that the plan may take; None without a budget.
+        available: bytes above `base` that the plan may take; None without a budget.
     """
 
     plain: int
     base: int
     whole: int
     limit: int | None
-    room: int | None
+    available: int | None
 
 
 def plan_together(
@@ -110,7 +110,7 @@ def _attempt(
     else:
         unplanned = [tried_as_is(session, item) for item in search.unplanned(request.lowering)]
         peak = predicted_peak(unplanned)
-        plan = StepPlan((), peak, peak, limits.room is None or peak <= limits.room)
+        plan = StepPlan((), peak, peak, limits.available is None or peak <= limits.available)
         found = SearchResult(unplanned, plan, request.lowering)
         if session.record.at_once:
             with phase("rewriting"):
@@ -126,8 +126,8 @@ def _limits(session: Session, keys: tuple[str, ...], search: StepSearch, correct
     whole = session.sees_step(keys, captured, base)
     limit = session.held_to(whole)
     session.reserves_for_capture(captured, limit)
-    room = None if limit is None else session.usable(limit) - base + correction
-    return Limits(plain, base, whole, limit, room)
+    available = None if limit is None else session.usable(limit) - base + correction
+    return Limits(plain, base, whole, limit, available)
 
 
 def _found(session: Session, search: StepSearch, programs: Sequence[Program], limits: Limits) -> SearchResult:
@@ -138,7 +138,7 @@ def _found(session: Session, search: StepSearch, programs: Sequence[Program], li
         if _ADVICE not in session.notes:
             log.warning("memopt: %s", _ADVICE)
             session.note(_ADVICE)
-    found = search.plan(limits.room, sizes.proposal(programs, limits.plain), prove=session.record.at_once)
+    found = search.plan(limits.available, sizes.proposal(programs, limits.plain), prove=session.record.at_once)
     searched = first and search.searches > 0  # neither carried over from another size, nor loaded from disk
     if found.plan.feasible:
         names = [item.key for item in found.lowering]

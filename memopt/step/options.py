@@ -135,18 +135,18 @@ class Options:
         for option in self._made.values():
             option.planner = option.lowerings = option.begun = None
 
-    def plan_within(self, option: Option, room: int | None) -> tuple[list[Planned], StepPlan]:
-        """Take a plan; plan for less while the measured step is above `room` bytes, or memory runs out in it.
+    def plan_within(self, option: Option, limit: int | None) -> tuple[list[Planned], StepPlan]:
+        """Take a plan; plan for less while the measured step is above `limit` bytes, or memory runs out in it.
 
         Of a step that stays above it the deepest plan is returned, infeasible, its measured peak the least that is
         known to be enough.
         """
-        target = room
+        target = limit
         starved: tuple[list[Planned], StepPlan] | None = None
         for left in reversed(range(1 + _TIGHTENINGS)):
             step = self.planner(option).plan(target)
             if starved is not None and (not step.feasible or step.peak_bytes >= starved[1].peak_bytes):
-                return starved  # less is not to be had: what runs may have more room than the trial had
+                return starved  # less is not to be had: what runs may have more memory than the trial had
             stage("taking a trial step")
             planned = self._attempted(option.items, step.choices)
             if step.feasible and any(item.ran_out for item in planned):
@@ -154,15 +154,15 @@ class Options:
                 target = step.peak_bytes - step.peak_bytes // STARVED
                 log.info("memory ran out in a step of %d bytes: planning again", step.peak_bytes)
                 continue
-            if room is None or target is None:
+            if limit is None or target is None:
                 break
             taken = max(step.peak_bytes, measured_peak(planned, step.peak_bytes))
-            if taken <= room:  # though less was asked for
+            if taken <= limit:  # though less was asked for
                 return planned, dataclasses.replace(step, feasible=True)
             if not step.feasible:
                 return planned, dataclasses.replace(step, minimum_bytes=max(step.minimum_bytes, taken))
-            log.info("measured step is %d bytes over the budget: planning again", taken - room)
-            target = target - (taken - room) - (taken - room) // 4 if left > 1 else 0
+            log.info("measured step is %d bytes over the budget: planning again", taken - limit)
+            target = target - (taken - limit) - (taken - limit) // 4 if left > 1 else 0
         return planned, step
 
     def _attempted(self, items: Sequence[Planned], choices: Sequence[Choice]) -> list[Planned]:

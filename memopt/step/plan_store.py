@@ -81,7 +81,7 @@ class PlanStore(CompileCache[StoredPlan]):
         )
 
 
-def key_of(graphs: Sequence[Planned], passes: Sequence[Pass], room: int | None, seconds: float) -> str:
+def key_of(graphs: Sequence[Planned], passes: Sequence[Pass], limit: int | None, seconds: float) -> str:
     """What a plan depends on: graphs, the costs of their operators, passes, the limit, and time for the search.
 
     Devices are in it as the graphs' own and by the costs that were measured on them.
@@ -89,7 +89,7 @@ def key_of(graphs: Sequence[Planned], passes: Sequence[Pass], room: int | None, 
     Args:
         graphs: the step's graphs before the plan.
         passes: all training passes in order.
-        room: bytes above what is resident; None without a limit.
+        limit: bytes above what is resident; None without a limit.
         seconds: time for one search.
     """
     digest = hashlib.sha256()
@@ -97,7 +97,7 @@ def key_of(graphs: Sequence[Planned], passes: Sequence[Pass], room: int | None, 
         digest.update(fingerprint(graph.before).encode())
         for name, cost in sorted(graph.costs.items()):
             digest.update(f"{name} {cost.seconds!r} {cost.workspace_bytes}\n".encode())
-    facts = {"graphs": digest.hexdigest(), "passes": described(passes), "room": room, "seconds": seconds}
+    facts = {"graphs": digest.hexdigest(), "passes": described(passes), "limit": limit, "seconds": seconds}
     return json.dumps(facts)
 
 

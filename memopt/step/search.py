@@ -69,18 +69,18 @@ class StepSearch:
     def seconds(self, seconds: float) -> None:
         self._options.seconds = seconds
 
-    def plan(self, room: int | None, carried: TransferredPlan | None = None, *, prove: bool = True) -> SearchResult:
+    def plan(self, limit: int | None, carried: TransferredPlan | None = None, *, prove: bool = True) -> SearchResult:
         """Choose what to recompute in all graphs, and which of the rewrites that reduce the minimum to use: the last.
 
         A choice that was made before for an equal step is found again on disk, and judged anew.
 
         Args:
-            room: bytes above what is resident; None: recompute only what costs no time.
-            carried: what was found for the same step at another size: taken over where it keeps the room, as long as
+            limit: bytes above what is resident; None: recompute only what costs no time.
+            carried: what was found for the same step at another size: taken over where it keeps the limit, as long as
                 nothing was found for this one.
             prove: whether to prove what was chosen; else that is left to `prove`.
         """
-        found = self._planned(room, carried)
+        found = self._planned(limit, carried)
         return self.prove(found) if prove else found
 
     def prove(self, found: SearchResult) -> SearchResult:
@@ -93,34 +93,34 @@ class StepSearch:
             found, planned=self._graphs.recorded(found.planned, every, found.lowering), proved=True
         )
 
-    def _planned(self, room: int | None, carried: TransferredPlan | None) -> SearchResult:
+    def _planned(self, limit: int | None, carried: TransferredPlan | None) -> SearchResult:
         passes = (*self.stages.early, *self.stages.lowering, *self.stages.late)
-        key, deepest = (key_of(self.captured, passes, size, self.seconds) for size in (room, 0))
+        key, deepest = (key_of(self.captured, passes, size, self.seconds) for size in (limit, 0))
         stored = self._store.get(key)
-        found = None if stored is None else self.from_store(stored, room)
-        if found is None and room is not None and room <= 0 and self.stages.fusion is not None:
+        found = None if stored is None else self.from_store(stored, limit)
+        if found is None and limit is not None and limit <= 0 and self.stages.fusion is not None:
             found = self._named(deepest)  # a search would find it again, or another one, whose code may take more
             if found is not None:
                 return found
         if found is None and carried is not None and not self._known:
-            found = self._carried_over(carried, room)
+            found = self._carried_over(carried, limit)
             if found is not None:
                 return found
         self._known = True
         if found is None:
             self._options.starved = False
-            found = self._searched(room)
-            fits = found.plan.feasible and (room is None or measured_peak(found.planned, 0) <= room)
+            found = self._searched(limit)
+            fits = found.plan.feasible and (limit is None or measured_peak(found.planned, 0) <= limit)
             if fits and not self._options.starved:  # memory that was short today may be there tomorrow
                 self._store.put(key, stored_plan(found))
-            elif not fits and room is not None:
-                found = self._promised(deepest, found, room)
+            elif not fits and limit is not None:
+                found = self._promised(deepest, found, limit)
         elif any(item.ran_out for item in found.planned):
             tighter = self._searched(found.plan.peak_bytes - found.plan.peak_bytes // STARVED)
             found = tighter if tighter.plan.feasible else found
         return found
 
-    def _promised(self, key: str, found: SearchResult, room: int) -> SearchResult:
+    def _promised(self, key: str, found: SearchResult, limit: int) -> SearchResult:
         """What some search has named as the least keeps it later, too, though a search in less time may not find it.
 
         It is kept under the key of a limit of nothing. Where that is more than the limit it is still the deepest plan,
@@ -130,10 +130,10 @@ class StepSearch:
         stored, least = self._store.get(key), found.plan.peak_bytes
         taken = max(least, measured_peak(found.planned, 0))
         by_code = self.stages.fusion is not None
-        if stored is not None and (by_code or stored.peak_bytes <= room or stored.peak_bytes < taken):
+        if stored is not None and (by_code or stored.peak_bytes <= limit or stored.peak_bytes < taken):
             known = self._named(key)
             needs = taken if known is None else known.plan.minimum_bytes
-            if known is not None and needs <= room:
+            if known is not None and needs <= limit:
                 return dataclasses.replace(known, plan=dataclasses.replace(known.plan, feasible=True))
             if known is not None and (by_code or needs < taken):
                 return known
@@ -150,22 +150,22 @@ class StepSearch:
         least = max(known.plan.minimum_bytes, known.plan.peak_bytes, measured_peak(known.planned, 0))
         return dataclasses.replace(known, plan=dataclasses.replace(known.plan, feasible=False, minimum_bytes=least))
 
-    def lowerings(self, room: int | None = None) -> list[tuple[Pass, ...]]:
+    def lowerings(self, limit: int | None = None) -> list[tuple[Pass, ...]]:
         """What of the rewrites that reduce the minimum may be used: all, or as `beside` has it; in order of time.
 
         That is the step's time without recomputation, and what changes nothing is left out.
 
         Args:
-            room: bytes above what is resident; what takes clearly longer than a plan within them is left out.
+            limit: bytes above what is resident; what takes clearly longer than a plan within them is left out.
         """
         every = self._options.of(self.stages.lowering)
         used = every.passes
         found = sorted(filter(None, [used, *self._beside(used)]), key=self._options.base_seconds)
-        if room is None or not found:
+        if limit is None or not found:
             return found
         with Searches() as searches:
             planners = self._options.planners(searches, [self._options.of(()), every], _FIRST)
-        plans = [planner.outlook(room) for planner in planners]
+        plans = [planner.outlook(limit) for planner in planners]
         most = min((plan.seconds for plan in plans if plan.feasible), default=math.inf)
         return [chosen for chosen in found if self._options.base_seconds(chosen) <= most * (1 + WORTH_OF_CUT)]
 
@@ -182,8 +182,8 @@ class StepSearch:
         """The graphs with these of the rewrites that lower the minimum, not proved yet, and with nothing recomputed."""
         return self._options.of(chosen).items
 
-    def from_store(self, stored: StoredPlan, room: int | None) -> SearchResult | None:
-        """The step with a plan that was found before; None where it is not one for these graphs, or not within room."""
+    def from_store(self, stored: StoredPlan, limit: int | None) -> SearchResult | None:
+        """The step with a plan that was found before; None where it is for other graphs, or over the limit."""
         chosen = self.stages.called(stored.lowering)
         if chosen is None or len(stored.schedules) != len(self.captured):
             return None
@@ -209,7 +209,7 @@ class StepSearch:
             )
         if peak != stored.peak_bytes:
             return None
-        if room is not None and max(peak, measured_peak(planned, 0)) > room:
+        if limit is not None and max(peak, measured_peak(planned, 0)) > limit:
             return None
         seconds, extra = (
             sum(getattr(choice.plan, name) for choice in choices) for name in ("seconds", "extra_seconds")
@@ -218,8 +218,8 @@ class StepSearch:
         plan = StepPlan(choices, peak, minimum, True, seconds, extra, stored.curve)
         return SearchResult(planned, plan, chosen)
 
-    def _carried_over(self, carried: TransferredPlan, room: int | None) -> SearchResult | None:
-        """The step with a plan of another size; None where that is none of this size, or not within room."""
+    def _carried_over(self, carried: TransferredPlan, limit: int | None) -> SearchResult | None:
+        """The step with a plan of another size; None where that is none of this size, or not within the limit."""
         chosen = self.stages.called(carried.lowering)
         if chosen is None or len(carried.schedules) != len(self.captured):
             return None
@@ -231,23 +231,23 @@ class StepSearch:
         except ScheduleError as error:
             log.info("a plan of another size is not used: %s", error)
             return None
-        if not planner.outlook(room).feasible:  # a step of it would be taken over the budget
+        if not planner.outlook(limit).feasible:  # a step of it would be taken over the budget
             return None
-        planned, step = self._options.plan_within(Option(option.items, chosen, planner), room)
-        if not step.feasible or (room is not None and measured_peak(planned, 0) > room):
+        planned, step = self._options.plan_within(Option(option.items, chosen, planner), limit)
+        if not step.feasible or (limit is not None and measured_peak(planned, 0) > limit):
             return None
         return SearchResult(planned, step, chosen)
 
-    def _searched(self, room: int | None) -> SearchResult:
+    def _searched(self, limit: int | None) -> SearchResult:
         self.searches += 1
-        found = self._chosen(room)
+        found = self._chosen(limit)
         if self._options.brief and (found is None or not found.plan.feasible):
             self._options.search_at_length()
-            found = self._chosen(room)
+            found = self._chosen(limit)
         assert found is not None
         return found
 
-    def _chosen(self, room: int | None) -> SearchResult | None:
+    def _chosen(self, limit: int | None) -> SearchResult | None:
         """The best plan of all options; None where a brief search finds none."""
         plain = self._options.of(())
         with Searches() as searches:
@@ -257,33 +257,33 @@ class StepSearch:
             used = options[1].passes
             if not used:
                 self._options.planners(searches, [plain], 1.0)
-                planned, step = self._options.plan_within(plain, room)
-                return self._deepest(SearchResult(planned, step, ()), used, room)
+                planned, step = self._options.plan_within(plain, limit)
+                return self._deepest(SearchResult(planned, step, ()), used, limit)
             without = self._beside(used)
             self._options.begin(searches, options, _FIRST)
             if searches.more(len(without)):  # begun now, they take no time of their own
                 self._options.begin(searches, [self._options.of(passes) for passes in without], _FURTHER)
-            plans = [planner.outlook(room) for planner in self._options.planners(searches, options, _FIRST)]
+            plans = [planner.outlook(limit) for planner in self._options.planners(searches, options, _FIRST)]
             if not acceptable(plans[0]) and without:  # one of them may cost more than it helps
                 further = [self._options.of(passes) for passes in without]
-                plans += [planner.outlook(room) for planner in self._options.planners(searches, further, _FURTHER)]
+                plans += [planner.outlook(limit) for planner in self._options.planners(searches, further, _FURTHER)]
                 options += further
         if self._options.brief and not any(plan.feasible for plan in plans):
             return None
         index = 0 if acceptable(plans[0]) else cheapest(plans)
-        planned, step = self._options.plan_within(options[index], room)
+        planned, step = self._options.plan_within(options[index], limit)
         if not index and not step.feasible and plans[0].feasible:
             index = 1 + cheapest(plans[1:])  # the plan without them does not keep the budget after all
-            planned, step = self._options.plan_within(options[index], room)
+            planned, step = self._options.plan_within(options[index], limit)
         deepest = min(range(len(plans)), key=lambda number: plans[number].minimum_bytes)
         if not step.feasible and index != deepest:
             index = deepest
-            planned, step = self._options.plan_within(options[index], room)
+            planned, step = self._options.plan_within(options[index], limit)
         chosen = options[index].passes
         others = [plan for number, plan in enumerate(plans) if number != index]
-        return self._deepest(SearchResult(planned, joined(step, others), chosen), used, room)
+        return self._deepest(SearchResult(planned, joined(step, others), chosen), used, limit)
 
-    def _deepest(self, found: SearchResult, used: Sequence[Pass], room: int | None) -> SearchResult:
+    def _deepest(self, found: SearchResult, used: Sequence[Pass], limit: int | None) -> SearchResult:
         """What was found, or less where that keeps no limit: rewrites set deeper, also such as change nothing else."""
         if found.plan.feasible or self._options.brief:
             return found
@@ -291,14 +291,14 @@ class StepSearch:
         below = (*(deeper(found.lowering) or found.lowering), *idle)
         if self._options.of(below).passes == tuple(found.lowering):
             return found
-        return self._lower_of(found, below, room)
+        return self._lower_of(found, below, limit)
 
-    def _lower_of(self, found: SearchResult, chosen: Sequence[Pass], room: int | None) -> SearchResult:
+    def _lower_of(self, found: SearchResult, chosen: Sequence[Pass], limit: int | None) -> SearchResult:
         """What was found and keeps no limit, or a plan with these rewrites where that takes less."""
         with Searches() as searches:
             option = self._options.of(chosen)
             self._options.planners(searches, [option], _FURTHER)
-        planned, step = self._options.plan_within(option, room)
+        planned, step = self._options.plan_within(option, limit)
         if not step.feasible and step.minimum_bytes >= found.plan.minimum_bytes:
             return found
         return SearchResult(planned, joined(step, [found.plan]), option.passes)

@@ -37,7 +37,7 @@ FAMILIES = (
 def _untimed(monkeypatch):
     """Measured times of tiny operators are noise: what rewrites take is not held against the time of a plan."""
     real = StepSearch.lowerings
-    monkeypatch.setattr(StepSearch, "lowerings", lambda self, room=None: real(self))
+    monkeypatch.setattr(StepSearch, "lowerings", lambda self, limit=None: real(self))
 
 
 def without_dropout(name):

@@ -6,7 +6,7 @@ from memopt.compilation.kept_search import KeptSearch
 
 
 def search(name):
-    return SimpleNamespace(name=name, lowerings=lambda room: [(name, room)], all_lowering=lambda: (name,))
+    return SimpleNamespace(name=name, lowerings=lambda limit: [(name, limit)], all_lowering=lambda: (name,))
 
 
 def test_a_search_is_made_once_for_a_step_and_kept_in_place_of_another_step_s():
