@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from memopt.budget import format_bytes
 from memopt.calls.guard_fast_path import Kind
 from memopt.calls.residents import Residents
 from memopt.calls.sessions import Sessions
@@ -15,6 +16,9 @@ from memopt.memory.reach import shown_tensors
 from memopt.step.before_calls import BEFORE
 from memopt.step.guard import StepGuard
 from memopt.step.open_window import Watch
+
+_RAISED = "steps may hold more than the budget by"
+_WHY = "that came to lie on the device since they were planned (others' CUDA graphs, libraries, tensors not counted)"
 
 
 class CallEnds:
@@ -55,5 +59,9 @@ class CallEnds:
         outputs = shown_tensors(outputs)
         self._several.note(session, outputs, args, kwargs)
         guard.backward(outputs)
+        raised = guard.newly_raised() if session.counts_all else 0
+        if raised:
+            session.unsay(_RAISED)
+            session.note(f"{_RAISED} {format_bytes(raised, short=True)} {_WHY}")
         if not self.verifying:
             self._sessions.ended(session, outputs, (args, kwargs), watch)

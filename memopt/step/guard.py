@@ -26,6 +26,9 @@ from memopt.torch_compat import pytree
 from memopt.torch_compat.autograd_nodes import at_end_of_backward
 from memopt.torch_compat.boxed import boxed
 
+# A limit that was raised by limit / _NEWS more than was said is news.
+_NEWS = 256
+
 
 class StepGuard:
     """The limit of one model's steps."""
@@ -39,6 +42,7 @@ class StepGuard:
         self._watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stepping: _UntilEnd | None = None
         self._held: Held | None = None  # when the latest step began
+        self._told = 0  # bytes by which a step's limit was raised, as was said
 
     @contextlib.contextmanager
     def forward(self, beyond: int | None = None) -> Iterator[None]:
@@ -74,6 +78,19 @@ class StepGuard:
         """Later steps may hold no more than this: a fraction is of less than was supposed before a step was seen."""
         if self.allowance is not None and limit_bytes < self.allowance.limit_bytes:
             self.allowance = dataclasses.replace(self.allowance, limit_bytes=limit_bytes)
+
+    def newly_raised(self) -> int:
+        """Bytes by which the latest step may hold more than the limit, where that is news; 0 where it is not.
+
+        What came to lie on the device since the step was planned, and was not counted, comes on top of it.
+        """
+        if self.allowance is None:
+            return 0
+        raised = self._limit - self.allowance.limit_bytes - self.allowance.beyond_bytes
+        if raised <= self._told + self.allowance.limit_bytes // _NEWS:
+            return 0
+        self._told = raised
+        return raised
 
     def during(self, optimizer: Any) -> None:
         """Be in force during the optimizer's steps as well, or those that it wraps, as long as the guard lives."""

@@ -336,3 +336,16 @@ def test_a_limit_that_falls_holds_for_later_steps():
     assert guard.allowance.limit_bytes == 1000
     guard.lowers(800)
     assert guard.allowance == Allowance(GPU, 800, 100, 100, 0, 0, SPARE)
+
+
+def test_what_came_to_lie_on_the_device_raises_the_limit_and_is_told_when_it_is_news(limits, monkeypatch):
+    guard = StepGuard()
+    assert guard.newly_raised() == 0
+    guard.allow(Allowance(GPU, 10_000, 100, 100, coming_bytes=50))
+    found = []
+    for there in (100, 150, 180, 1150, 1160, 150, 1150, 2150):  # the optimizer's state, a little, an arena, another one
+        holds(monkeypatch, there)
+        with guard.forward():
+            assert limits == [10_000 + max(0, there - 150)]
+        found.append(guard.newly_raised())
+    assert found == [0, 0, 0, 1000, 0, 0, 0, 2000]
