@@ -88,7 +88,7 @@ class Replay:
         self._begun, self._took = list(given), False
         return True
 
-    def taken(self) -> bool:
+    def was_used(self) -> bool:
         """Whether a call has taken what was begun; if not, none will."""
         self._begun = None
         return self._took

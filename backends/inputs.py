@@ -30,7 +30,7 @@ class UserInputs:
         ]
         self.positions = tuple(index for index, *_ in self._planned)
 
-    def taken(self, args: list[Any]) -> tuple[Any, ...]:
+    def unboxed(self, args: list[Any]) -> tuple[Any, ...]:
         """The values of a boxed call, which are taken out of its list, checked.
 
         Raises:

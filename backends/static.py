@@ -152,7 +152,7 @@ class Arena:
         """End the turn that began early; whether a call has taken what was begun."""
         replay, self._begun = self._begun, None
         assert replay is not None
-        taken = replay.taken()
+        taken = replay.was_used()
         self.lock.release()
         return taken
 
@@ -200,7 +200,7 @@ class StaticFunction:
             TypeError: there are more or fewer values than inputs.
             ValueError: an input has another shape, layout, dtype or device than was planned for.
         """
-        values = self._inputs.taken(args)
+        values = self._inputs.unboxed(args)
         meet(self, values, self._inputs.positions)
         with self._arena.lock:
             memory = self._arena.reserve(self.plan.arena_bytes)

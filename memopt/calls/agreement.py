@@ -22,7 +22,7 @@ class OtherRankError(Exception):
         super().__init__(f"rank {rank} has failed")
         self.rank, self.needed = rank, needed
 
-    def told(self) -> Exception:
+    def as_error(self) -> Exception:
         """What the user is told on this rank."""
         if not self.needed:
             return CaptureError(f"rank {self.rank} failed in its first step, and says why there: no rank goes on")
@@ -53,7 +53,7 @@ class Agreement:
             yield
             self.reach()  # where no graph was compiled
         except OtherRankError as error:
-            raise error.told() from None
+            raise error.as_error() from None
         except Exception as error:
             self.tell(error)
             raise

@@ -292,7 +292,7 @@ class ModelCalls:
             return outputs
         known = session.report is not planned or self.fallback.has_worked(called)
         if not was_planned(self.model, session, shown_tensors(outputs), known):
-            told = session.outside.told_of_all(self.model, shown_tensors(outputs), mark)
+            told = session.outside.line_of_all(self.model, shown_tensors(outputs), mark)
             if watch[0] is not None:
                 watch[0].close()
             del outputs, mark

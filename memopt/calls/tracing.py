@@ -138,7 +138,7 @@ def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark
     with contextlib.nullcontext() if ledger is None else ledger:
         returned = [call()]
         outputs = shown_tensors(returned[0])
-        told, failed = session.outside.told(model, outputs, mark), ""
+        told, failed = session.outside.line_of(model, outputs, mark), ""
         session.outside.rehearses(model, outputs, mark)
         tangents = tangents_of(roots_of(outputs)) if ledger is not None and torch.is_grad_enabled() else Tangents()
         if ledger is not None and told is not None and torch.is_grad_enabled():
@@ -157,7 +157,7 @@ def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark
 
 def note_outside(session: Session, model: nn.Module, outputs: Any, mark: Mark) -> None:
     """Tell the user what of a call that has ended ran outside of captured graphs."""
-    _tell(session, session.outside.told(model, outputs, mark))
+    _tell(session, session.outside.line_of(model, outputs, mark))
 
 
 def _tell(session: Session, told: str | None) -> None:

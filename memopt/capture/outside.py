@@ -41,7 +41,7 @@ class Outside:
     """What was seen of one model's calls.
 
     Attributes:
-        rehearsed: as `told_of_all`, of the call that was rehearsed last.
+        rehearsed: as `line_of_all`, of the call that was rehearsed last.
     """
 
     def __init__(self) -> None:
@@ -66,10 +66,10 @@ class Outside:
         self._breaks[where] = self._breaks.get(where) or why
 
     def mark(self, inputs: Any) -> Mark:
-        """What `told` goes by: a call with these arguments begins."""
+        """What `line_of` goes by: a call with these arguments begins."""
         return _latest(), frozenset(first_nodes(inputs))
 
-    def told(self, model: nn.Module, outputs: Any, mark: Mark) -> str | None:
+    def line_of(self, model: nn.Module, outputs: Any, mark: Mark) -> str | None:
         """One line about the call that has ended; None where all was captured, or nothing compiled.
 
         Args:
@@ -83,14 +83,14 @@ class Outside:
         places, operations = self._found(model, outputs, latest, before)
         return _line(places or [_forward_of(model)], operations) if places or operations else None
 
-    def told_of_all(self, model: nn.Module, outputs: Any, mark: Mark) -> str:
-        """As `told`, of a call of which nothing was captured, whether or not anything was compiled."""
+    def line_of_all(self, model: nn.Module, outputs: Any, mark: Mark) -> str:
+        """As `line_of`, of a call of which nothing was captured, whether or not anything was compiled."""
         places, operations = self._found(model, outputs, *mark)
         return _line(places or [_forward_of(model)], operations)
 
     def rehearses(self, model: nn.Module, outputs: Any, mark: Mark) -> None:
-        """Remember that of the call that is rehearsed; arguments as of `told`."""
-        self.rehearsed = self.told_of_all(model, outputs, mark)
+        """Remember that of the call that is rehearsed; arguments as of `line_of`."""
+        self.rehearsed = self.line_of_all(model, outputs, mark)
 
     def _found(
         self, model: nn.Module, outputs: Any, latest: Any, before: frozenset[Any]

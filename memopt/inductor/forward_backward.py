@@ -106,7 +106,7 @@ class ForwardBackward:
         if self._ahead is None or not self._ahead.inside:
             stage(f"generating code of {'backward' if code is self.backward else 'forward'}")
         begins = backward_begins_with(self._around_backward)
-        with phase("generating code"), loaded_by(code.taken), begins:
+        with phase("generating code"), loaded_by(code.defer), begins:
             if self._ahead is None:
                 run = compile_traced(module, example_inputs, **options)
             else:

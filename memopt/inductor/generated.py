@@ -51,8 +51,8 @@ class GeneratedCode:
         self._module: ModuleType | None = None
         self._generator: Generate | None = None
 
-    def taken(self, load: Callable[[], ModuleType], path: str, attributes: Mapping[str, Any]) -> Any:
-        """Take the code; see `memopt.inductor.loading.loaded_by`."""
+    def defer(self, load: Callable[[], ModuleType], path: str, attributes: Mapping[str, Any]) -> Any:
+        """Take the code, to be loaded later; see `memopt.inductor.loading.loaded_by`."""
         self.wrapper = Wrapper(Path(path).read_text(), dict(attributes))
         self.overwrites = overwritten_arguments(self.wrapper.source)
         self._load, self._module, self._generator = load, None, None

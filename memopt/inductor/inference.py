@@ -76,7 +76,7 @@ class InductorFunction:
             TypeError: there are more or fewer values than inputs.
             ValueError: an input has another shape, layout, dtype or device than was compiled for.
         """
-        values = self._inputs.taken(args)
+        values = self._inputs.unboxed(args)
         if self._replay is None:
             return self._run(*values)
         meet(self, values, self._inputs.positions)

@@ -63,7 +63,7 @@ class JointCache:
     def _take(self, entry: Any) -> None:
         self._entry = entry
 
-    def taken(self) -> Any:
+    def latest_entry(self) -> Any:
         """What the latest attempt would write; None where nothing of it can be cached."""
         return self._entry
 
@@ -98,6 +98,6 @@ def _in_order(*graphs: GeneratedCode) -> Loads:
     left = list(graphs)
 
     def loading(load: Callable[[], ModuleType], path: str, attributes: Mapping[str, Any]) -> Any:
-        return left.pop(0).taken(load, path, attributes) if left else load()
+        return left.pop(0).defer(load, path, attributes) if left else load()
 
     return loading

@@ -39,7 +39,7 @@ def with_lines(
     if found is None:
         return None
     counter = _Counter(first)
-    found.body = counter.told(found.body)
+    found.body = counter.instrumented(found.body)
     return made_of(found, module, {_BEFORE: before}), counter.next
 
 
@@ -71,17 +71,17 @@ class _Counter:
     def __init__(self, first: int) -> None:
         self.next = first
 
-    def told(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        told: list[ast.stmt] = []
+    def instrumented(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        found: list[ast.stmt] = []
         for statement in body:
             if isinstance(statement, (ast.With, ast.If, ast.For)):
-                statement.body = self.told(statement.body)
+                statement.body = self.instrumented(statement.body)
             elif _takes_memory(statement):
                 call = ast.Call(ast.Name(_BEFORE, ast.Load()), [ast.Constant(self.next)], [])
-                told.append(ast.Expr(call))
+                found.append(ast.Expr(call))
                 self.next += 1
-            told.append(statement)
-        return told
+            found.append(statement)
+        return found
 
 
 def _takes_memory(statement: ast.stmt) -> bool:

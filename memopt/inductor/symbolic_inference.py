@@ -90,7 +90,7 @@ class SymbolicInference:
         if not options.get("is_inference"):
             return compile_traced(module, inputs, **options)
         self._graph, self._code = copy_of(module), GraphCode(module)
-        with phase("generating code"), loaded_by(self._code.taken):
+        with phase("generating code"), loaded_by(self._code.defer):
             return compile_traced(module, inputs, **options)
 
     def _serve(self, sizes: Sizes) -> bool:

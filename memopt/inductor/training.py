@@ -301,7 +301,7 @@ class Training:
             self._own.took(route.lowering, taken)
         if taken and session.one_graph and not (self.request.search and session.feasible):
             self._minimum = taken if self._minimum is None else min(self._minimum, taken)
-        entry = self._joint_cache.taken()
+        entry = self._joint_cache.latest_entry()
         attempt = _Attempt(run, graphs, peaks, route, saving, excess, session.step, entry)
         if route.planned:
             self._plans.code = attempt

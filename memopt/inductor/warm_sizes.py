@@ -95,7 +95,7 @@ class WarmSizes:
 
     def lowered(self, graphs: ForwardBackward) -> None:
         """The graph was lowered in this process."""
-        self._entry = self._cache.taken()
+        self._entry = self._cache.latest_entry()
         code = digest_of(graphs.forward, graphs.backward)
         waits = graphs.forward is None or graphs.forward.waiting
         self._counted = CountedSizes(self._hooks.key, code) if self._entry and code and not waits else None

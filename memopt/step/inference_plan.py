@@ -16,7 +16,7 @@ from memopt.patterns.batch import NotBatched
 from memopt.program import Program
 from memopt.solve.chunks import live_bytes
 from memopt.step.planned import Planned, constant_bytes
-from memopt.step.stretches import TOLD, Stretches, told
+from memopt.step.stretches import TOLD, Stretches, chunks_line
 
 if TYPE_CHECKING:
     from memopt.compilation.session import Session
@@ -171,7 +171,7 @@ def _in_chunks(
     manager = PassManager([ChunkBatch.of(parts), *late], session.verify, record=True, available=session.available)
     program, records = manager.run(planned.program)
     session.notes[:] = [text for text in session.notes if not text.startswith(TOLD)]
-    session.note(told(parts, planned.program, stretches.batch.size, chunking.extra_seconds))
+    session.note(chunks_line(parts, planned.program, stretches.batch.size, chunking.extra_seconds))
     finished = dataclasses.replace(best, program=program, records=(*planned.records, *records))
     return finished, stretches.reason
 

@@ -132,7 +132,7 @@ def _places(program: Program, position: Mapping[fx.Node, int]) -> tuple[bool, ..
     return tuple(places)
 
 
-def told(stretches: Sequence[Stretch], program: Program, samples: int, added: float) -> str:
+def chunks_line(stretches: Sequence[Stretch], program: Program, samples: int, added: float) -> str:
     """What the user reads of them; `added` in seconds."""
     calls = program.calls
     parts = [

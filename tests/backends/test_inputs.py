@@ -58,7 +58,7 @@ def test_a_token_that_orders_effects_may_be_none():
 def test_a_boxed_call_gives_its_values_away(inputs):
     boxed = [torch.randn(2, 3), W]
     kept = list(boxed)
-    found = inputs.taken(boxed)
+    found = inputs.unboxed(boxed)
     assert boxed == [] and all(value is old for value, old in zip(found, kept, strict=True))
     with pytest.raises(TypeError, match="2 arguments, 1 were given"):
-        inputs.taken([X])
+        inputs.unboxed([X])

@@ -47,13 +47,13 @@ def replays(monkeypatch):
 @pytest.fixture
 def early(monkeypatch):
     """Whether each call that began early has had its results taken."""
-    found, taken = [], cuda_graph.Replay.taken
+    found, taken = [], cuda_graph.Replay.was_used
 
     def noted(self):
         found.append(taken(self))
         return found[-1]
 
-    monkeypatch.setattr(cuda_graph.Replay, "taken", noted)
+    monkeypatch.setattr(cuda_graph.Replay, "was_used", noted)
     return found
 
 

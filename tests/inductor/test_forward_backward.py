@@ -154,7 +154,7 @@ def test_kernels_wait_until_they_are_wanted_and_are_loaded_once(tmp_path, monkey
 
     monkeypatch.setattr(codecache.PyCodeCache, "load_by_key_path", load)
     code = GraphCode(fx.GraphModule({}, _empty_graph()))
-    with loaded_by(code.taken):
+    with loaded_by(code.defer):
         kernel = codecache.PyCodeCache.load_by_key_path("kernel", str(path))
         module = codecache.PyCodeCache.load_by_key_path("wrapper", str(path), None, {"constant": 3})
     assert codecache.PyCodeCache.load_by_key_path is load
@@ -172,7 +172,7 @@ def test_what_is_put_around_a_graph_is_around_every_call(tmp_path, monkeypatch):
     monkeypatch.setattr(codecache.PyCodeCache, "load_by_key_path", lambda *given: loaded)
     code = GraphCode(fx.GraphModule({}, _empty_graph()))
     code.around = lambda call: lambda args: ["before", *call(args), "after"]
-    with loaded_by(code.taken):
+    with loaded_by(code.defer):
         module = codecache.PyCodeCache.load_by_key_path("wrapper", str(path), None, {})
     assert module.call([1, 2]) == ["before", 3, "after"]
 

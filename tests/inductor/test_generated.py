@@ -22,7 +22,7 @@ def taken(path, call, around=lambda call: call):
         loads.append(path)
         return SimpleNamespace(call=call)
 
-    return code, code.taken(load, str(path), {"constant": 3}), loads
+    return code, code.defer(load, str(path), {"constant": 3}), loads
 
 
 def test_it_is_known_at_once_and_loaded_when_it_runs(tmp_path):
@@ -64,7 +64,7 @@ def test_code_that_cannot_be_loaded_says_so_when_it_is_to_run(tmp_path, graph):
 
     codes = [taken(tmp_path / f"{index}.py", sum)[0] for index in range(2)]
     (tmp_path / "lost.py").write_text("")
-    codes[graph].taken(broken, str(tmp_path / "lost.py"), {})
+    codes[graph].defer(broken, str(tmp_path / "lost.py"), {})
     with pytest.raises(OSError, match="a kernel is lost"):
         cuda_graph_step(*codes, SIGNATURE, SimpleNamespace())
 

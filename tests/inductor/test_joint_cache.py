@@ -68,7 +68,7 @@ def _lowered(cache, graphs, *, look=True, facts=b"facts"):
 def _settled():
     cache = JointCache()
     first = _step(_lowered(cache, []))
-    cache.write(cache.taken())
+    cache.write(cache.latest_entry())
     return first
 
 
@@ -86,14 +86,14 @@ def test_other_facts_are_another_place():
 def test_nothing_is_written_before_it_is_told_to(tmp_path):
     cache = JointCache()
     _step(_lowered(cache, []))
-    assert cache.key and cache.taken() is not None
+    assert cache.key and cache.latest_entry() is not None
     assert not (tmp_path / "aotautograd").exists()
 
 
 def test_what_was_not_looked_for_has_no_place():
     cache = JointCache()
     _step(_lowered(cache, [], look=False))
-    assert not cache.key and cache.taken() is None
+    assert not cache.key and cache.latest_entry() is None
 
 
 def test_backward_alone_runs_within_what_is_put_around_it():
@@ -121,7 +121,7 @@ def test_backward_alone_runs_within_what_is_put_around_it():
 def test_the_metadata_of_nodes_stays():
     cache, graphs = JointCache(), []
     _step(_lowered(cache, graphs))
-    assert cache.taken() is not None and len(graphs) == 2
+    assert cache.latest_entry() is not None and len(graphs) == 2
     assert all("val" in node.meta for module in graphs for node in module.graph.nodes if node.op == "call_function")
 
 
@@ -149,7 +149,7 @@ def test_who_wants_no_caches_has_none(setting, tmp_path):
     cache = JointCache()
     with inductor_config.patch({setting: setting == "force_disable_caches"}):
         _step(_lowered(cache, []))
-    assert cache.taken() is None
+    assert cache.latest_entry() is None
     assert not (tmp_path / "aotautograd").exists()
 
 
@@ -157,4 +157,4 @@ def test_a_bundled_entry_is_not_made():
     cache = JointCache()
     with functorch_config.patch(bundled_autograd_cache=True):
         assert len(_step(_lowered(cache, []))) == 5
-    assert cache.taken() is None
+    assert cache.latest_entry() is None

@@ -14,7 +14,7 @@ from memopt.pass_manager import PassManager
 from memopt.passes.chunk_batch import ChunkBatch
 from memopt.patterns.batch import NotBatched
 from memopt.solve.chunks import Stretch
-from memopt.step.stretches import TOLD, Stretches, counts_of, told
+from memopt.step.stretches import TOLD, Stretches, chunks_line, counts_of
 from tests.end_to_end import build, in_dtype
 from tests.generate import recipes
 from tests.oracle import Bound, program_of
@@ -184,7 +184,7 @@ def test_counts_make_equal_chunks_or_are_powers_of_two():
 def test_what_the_user_is_told():
     program = capture(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).eval(), torch.randn(4, 4))
     calls = program.calls
-    text = told([Stretch(0, len(calls), 2)], program, 4, 1.5e-3)
+    text = chunks_line([Stretch(0, len(calls), 2)], program, 4, 1.5e-3)
     assert text.startswith(TOLD) and text.endswith("that takes 1.5 ms more by estimate")
     assert f"({calls[0].name} to {calls[-1].name}) run in 2 chunks of the batch of 4" in text
 
