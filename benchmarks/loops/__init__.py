@@ -14,6 +14,7 @@ from benchmarks.loops import (  # noqa: F401
     held_out,
     inner_calls,
     losses,
+    own_state,
     pairs,
     pairs_of_models,
     pairs_with_hooks,

@@ -96,6 +96,9 @@ def _by_itself(device: torch.device, nodes: Sequence[fx.Node] = ()) -> Iterator[
         stack.enter_context(no_autocast())
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(devices=sorted(cuda)))
+        for leaf in pytree.tree_leaves([(node.args, node.kwargs) for node in nodes]):
+            if isinstance(leaf, torch.Generator):  # the user's own, which the model draws from
+                stack.callback(leaf.set_state, leaf.get_state())
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
             torch.cuda.empty_cache()

@@ -135,6 +135,14 @@ def test_autocast_gradients_and_fake_modes_do_not_reach_the_operators():
     assert set(seen) == {(False, torch.float32, torch.Tensor)} and found.output_bytes == 64
 
 
+def test_a_generator_of_the_users_own_is_not_drawn_from():
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+    drawn = call(aten.randn.generator, [64, 64], generator=generator)
+    assert measure_operators([drawn], torch.device("cpu"), 2**30) != [None]
+    assert torch.equal(generator.get_state(), before)
+
+
 def test_what_refuses_made_up_values_has_no_figures():
     nodes = [call(aten.cholesky.default, torch.eye(8)), product(4)]
     singular, good = measure_operators(nodes, CPU, LIMIT)
