@@ -11,6 +11,7 @@ from memopt.calls.guard_fast_path import Kind
 from memopt.calls.residents import Residents
 from memopt.calls.sessions import Sessions
 from memopt.calls.several import SeveralCalls
+from memopt.calls.written_twice import tell_written_around
 from memopt.compilation.session import Session
 from memopt.memory.reach import shown_tensors
 from memopt.step.before_calls import BEFORE
@@ -63,5 +64,6 @@ class CallEnds:
         if raised:
             session.unsay(_RAISED)
             session.note(f"{_RAISED} {format_bytes(raised, short=True)} {_WHY}")
+        tell_written_around(session)
         if not self.verifying:
             self._sessions.ended(session, outputs, (args, kwargs), watch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from memopt.budget import BudgetError, format_bytes
 from memopt.calls.dynamo_settings import settings_of
 from memopt.calls.failures import note_graph
 from memopt.calls.pace import pace_of
+from memopt.calls.written_twice import tell_written
 from memopt.capture.attention import attention_as_on
 from memopt.capture.boundary import at_boundary
 from memopt.capture.dynamo import Hooks, is_part
@@ -63,8 +63,6 @@ from memopt.torch_compat.source_files import TORCH
 from memopt.torch_compat.symbols import is_symbolic
 from memopt.torch_compat.tracing_context import in_trace
 from memopt.torch_compat.valued_fakes import UNKNOWN_VALUE, is_unknown
-
-log = logging.getLogger("memopt")
 
 _TWICE = (
     "{} cannot be captured: it takes gradients with create_graph=True, and graphs have first derivatives only: compile "
@@ -268,7 +266,7 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
                 if run is None:
                     run = lower_within(session, lower, hooks, example_inputs)
                     if checkpointed and hooks.captured is not None:
-                        _tell_written(session, written_in_checkpoints(hooks.captured))
+                        tell_written(session, written_in_checkpoints(hooks.captured))
                     keep_for_others(session, hooks, run)
                 if collected is not None:
                     run = _counted(run, session, collected, first)
@@ -299,20 +297,6 @@ def dynamo_backend(session: Session, *, symbolic: bool = False) -> Callable[...,
 def _plan_of(session: Session) -> StepPlan | None:
     """The plan that a session's graphs are lowered by; None where there is none."""
     return None if session.step is None else session.step.plan
-
-
-def _tell_written(session: Session, buffers: Sequence[str]) -> None:
-    """Say which buffers hold other values than in eager, which runs what is checkpointed a second time."""
-    if not buffers:
-        return
-    more = f" and {len(buffers) - 1} more" if len(buffers) > 1 else ""
-    told = (
-        f"{session.model_name} writes to {buffers[0]}{more} within torch.utils.checkpoint: once in a step, where eager "
-        "does so again as it recomputes in backward; leave the checkpoints out to have the same in both"
-    )
-    if told not in session.notes:
-        log.warning("memopt: %s", told)
-    session.note(told)
 
 
 def _at_any_size(facts: BackwardFacts, example_inputs: Sequence[Any]) -> BackwardFacts:

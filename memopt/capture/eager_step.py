@@ -32,13 +32,20 @@ def has_checkpoints(graph_module: fx.GraphModule) -> bool:
     return any(str(node.target) == _CHECKPOINT for module in modules for node in module.graph.nodes)
 
 
-def written_in_checkpoints(program: Program) -> list[str]:
-    """The buffers that a joint program writes to within the user's checkpoints: eager does so again in backward."""
+def written_in_checkpoints(program: Program, *, around: bool = False) -> list[str]:
+    """The buffers that a joint program writes to within the user's checkpoints: eager does so again in backward.
+
+    Args:
+        program: the step.
+        around: whether a checkpoint is around all of it.
+    """
     called = {entry.name: entry.target or entry.name for entry in program.inputs}
     return [
         called[output.target]
         for output, node in zip(program.outputs, program.output_nodes, strict=True)
-        if output.kind is OutputKind.MUTATION and output.target in called and node.meta.get("recompute") is not None
+        if output.kind is OutputKind.MUTATION
+        and output.target in called
+        and (around or node.meta.get("recompute") is not None)
     ]
 
 

@@ -1,6 +1,6 @@
 """The user's own `random.Random`, which Dynamo reads once: compiled code would draw the numbers of the trace for ever.
 
-Tried on 2.11 and 2.13.
+Tried on 2.13.
 """
 
 from __future__ import annotations

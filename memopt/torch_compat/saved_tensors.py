@@ -23,6 +23,12 @@ def hooks_in_force() -> bool:
     return bool(torch._C._autograd._top_saved_tensors_default_hooks(True))
 
 
+def in_checkpoint() -> bool:
+    """Whether code runs within torch.utils.checkpoint (`use_reentrant=False`), which runs it again in backward."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return bool(hooks) and getattr(hooks[0], "__module__", "") == checkpoint.__name__
+
+
 def hooks_allowed() -> bool:
     """Whether hooks may be set here: `disable_saved_tensors_hooks` forbids it."""
     return _enabled is None or bool(_enabled())
