@@ -50,7 +50,7 @@ def test_convert_shows_what_each_pass_changed(run, folder):
     ("words", "close"),
     [
         (("plan", "gpt2:tiny"), "did you mean inplace?"),
-        (("inspect", "gpt2:tiny"), "there are eliminate_copies"),
+        (("inspect", "gpt2:tiny"), "there are read_parts, eliminate_copies"),
         (("convert", "gpt2:tiny", "--dry-run"), "there are eliminate_no_ops"),
     ],
 )

@@ -18,7 +18,7 @@ from memopt.memory.allocator_events import Recording
 from memopt.memory.cost.devices import CPU, Device
 from memopt.memory.cost.key import processor_name
 from memopt.memory.cost.roofline import is_light, operands_of, span
-from memopt.memory.cost.scratch import workspace_bytes
+from memopt.memory.cost.scratch import most_workspace_bytes
 from memopt.patterns.product_sums import ADD_PRODUCT, ADD_PRODUCT_OVER
 from memopt.program import tensors_of
 from memopt.torch_compat import pytree
@@ -115,7 +115,7 @@ def _groups(nodes: Sequence[fx.Node], limit_bytes: int) -> Iterator[list[fx.Node
     for node in nodes:
         own = _sizes([node])
         together = {kind: max(own.get(kind, 0), buffers.get(kind, 0)) for kind in {*own, *buffers}}
-        mine = bytes_needed(node) - _bytes(own) + workspace_bytes(node)
+        mine = bytes_needed(node) - _bytes(own) + most_workspace_bytes(node)
         if group and max(results, mine) + _bytes(together) > limit_bytes:
             yield group
             group, together, results = [], own, 0

@@ -8,7 +8,7 @@ import torch
 
 from memopt.memory.cost import measure as measure_module
 from memopt.memory.cost.measure import bytes_needed, calibrate, clock_bytes, measure_operators
-from memopt.memory.cost.scratch import workspace_bytes
+from memopt.memory.cost.scratch import most_workspace_bytes
 from tests.memory.cost.build import GEOMETRY, aten, call
 
 CPU = torch.device("cpu")
@@ -96,7 +96,7 @@ def test_what_operators_take_beside_is_within_the_limit_as_well(monkeypatch):
     monkeypatch.setattr(
         measure_module, "_measure_group", lambda nodes, device: [held.append(len(nodes)), *measured(nodes, device)][1:]
     )
-    for more, groups in ((0, [1, 1]), (max(map(workspace_bytes, nodes)), [2])):
+    for more, groups in ((0, [1, 1]), (max(map(most_workspace_bytes, nodes)), [2])):
         measure_operators(nodes, CPU, limit + more)
         assert held == groups
         held.clear()

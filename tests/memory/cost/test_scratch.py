@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memopt.memory.cost.measure import bytes_needed
-from memopt.memory.cost.scratch import output_bytes, workspace_bytes
+from memopt.memory.cost.scratch import most_workspace_bytes, output_bytes, workspace_bytes
 from memopt.memory.cost.table import CostTable
 from memopt.program import Program
 from memopt.torch_compat.recurrent_layers import RECURRENT, RECURRENT_BACKWARD
@@ -43,10 +43,14 @@ def test_results_on_cuda_are_whole_blocks() -> None:
     assert output_bytes(total) == 512
 
 
-def test_convolutions_reorder_their_operands_and_results() -> None:
+def test_convolutions_reorder_their_operands() -> None:
     weight = torch.zeros(5, 3, 3, 3)
     program = trace(lambda x, w: (F.conv2d(x, w),), X, weight)
-    assert workspace_bytes(node(program, "convolution")) == X.nbytes + weight.nbytes + F.conv2d(X, weight).nbytes
+    found = node(program, "convolution")
+    assert workspace_bytes(found) == X.nbytes + weight.nbytes
+    assert most_workspace_bytes(found) == X.nbytes + weight.nbytes + F.conv2d(X, weight).nbytes, (
+        "oneDNN may, results too"
+    )
 
 
 # Measured in bfloat16 on an H200 by cuDNN 9.19: input, weight, stride, padding, transposed, bytes.
