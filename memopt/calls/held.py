@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from memopt.memory.attributes import is_object
-from memopt.memory.object_state import contents_of, refill
+from memopt.memory.object_state import contents_of, refill, reset_attributes
 from memopt.torch_compat import pytree
 from memopt.torch_compat.modules import OF_COMPILER
 
@@ -51,11 +51,7 @@ class Held:
     def restore(self) -> None:
         """Return to it: the same objects, with what they held."""
         for attributes, known in self._attributes:
-            for key in attributes.keys() - known.keys():
-                del attributes[key]
-            for key, value in known.items():
-                if attributes.get(key, self) is not value:
-                    attributes[key] = value
+            reset_attributes(attributes, known)
         for container, contents in self._contents:
             refill(container, contents)
 

@@ -36,6 +36,7 @@ _HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name and not nam
 _PARTS = frozenset(vars(nn.Module())) | OF_COMPILER
 # Classes of these packages are entered by other threads, or are no state of a model.
 _OTHERS = frozenset({"torch", "memopt", "threading", "queue", "logging", "asyncio", "multiprocessing", "concurrent"})
+_GONE = object()
 _DEPTH, _MOST = 5, 10_000  # of objects in objects; of objects in all, and items of one container
 
 
@@ -83,11 +84,7 @@ class ObjectState:
             The name of what has changed and cannot be set back, or else empty.
         """
         for attributes, known in self._attributes:
-            for key in attributes.keys() - known.keys():
-                del attributes[key]
-            for key, value in known.items():
-                if attributes.get(key, self) is not value:
-                    attributes[key] = value
+            reset_attributes(attributes, known)
         for container, contents in self._contents:
             refill(container, contents)
         for put, get, value in self._variables:
@@ -200,6 +197,15 @@ def refill(value: Any, contents: list[Any]) -> None:
             value[key] = item
     else:
         value.update(contents) if isinstance(value, set) else value.extend(contents)
+
+
+def reset_attributes(attributes: dict[str, Any], known: dict[str, Any]) -> None:
+    """Have an object's attributes be the known ones again, the same values; what has not changed is not written."""
+    for key in attributes.keys() - known.keys():
+        del attributes[key]
+    for key, value in known.items():
+        if attributes.get(key, _GONE) is not value:
+            attributes[key] = value
 
 
 def copied_iterator(iterator: Iterator[Any]) -> Iterator[Any]:

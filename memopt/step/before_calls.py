@@ -182,9 +182,9 @@ class PartsOfSteps:
         self.most, self._now = max(self.most, most), max(self._now, most)
         if not self._now or not torch.is_grad_enabled():
             return 0
-        if step == self._last + 1:
-            self._counts = max(self._counts, min(self._before, self._now))
         follows = step == self._last + 1
+        if follows:
+            self._counts = max(self._counts, min(self._before, self._now))
         self._before, self._now, self._last = self._now, 0, step
         return self._counts if follows else 0
 

@@ -7,7 +7,6 @@ is not seen. Tried on 2.11 and 2.13.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 from typing import Any
 
@@ -15,9 +14,7 @@ from torch import nn
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables import user_defined
 
-from memopt.common.scoped import scoped
-
-_in_force = contextvars.ContextVar("in_force", default=False)
+from memopt.common.scoped import Hook
 
 
 def absent_attributes() -> contextlib.AbstractContextManager[None]:
@@ -25,19 +22,18 @@ def absent_attributes() -> contextlib.AbstractContextManager[None]:
 
     Elsewhere, and in other threads, tracing is as ever.
     """
-    _install()
-    return scoped(_in_force, True)
+    return _hook.within()
 
 
-@functools.cache
-def _install() -> None:
+@Hook
+def _hook() -> None:
     """Look at each attribute that Dynamo reads of an object, once in a process."""
     kind: Any = user_defined.UserDefinedObjectVariable
     plain = kind.var_getattr
 
     def var_getattr(self: Any, tx: Any, name: str) -> Any:
         written = tx.output.side_effects.has_pending_mutation_of_attr
-        if _in_force.get() and self.source and _is_answered(self.value, name) and not written(self, name):
+        if _hook.in_force and self.source and _is_answered(self.value, name) and not written(self, name):
             absent = functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
             install_guard(self.source.make_guard(absent))
         return plain(self, tx, name)

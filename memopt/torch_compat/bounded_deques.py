@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import contextvars
 import functools
 from typing import Any
 
 from torch._dynamo.variables import ConstantVariable, lists
 
-from memopt.common.scoped import scoped
-
-_in_force = contextvars.ContextVar("in_force", default=False)
+from memopt.common.scoped import Hook
 
 
 def bounded_deques() -> contextlib.AbstractContextManager[None]:
@@ -23,8 +20,7 @@ def bounded_deques() -> contextlib.AbstractContextManager[None]:
 
     Elsewhere, and in other threads, tracing is as ever.
     """
-    _install()
-    return scoped(_in_force, True)
+    return _hook.within()
 
 
 class _Length(ConstantVariable):
@@ -39,14 +35,14 @@ class _Length(ConstantVariable):
         return True
 
 
-@functools.cache
-def _install() -> None:
+@Hook
+def _hook() -> None:
     """Look at each list that Dynamo reads, once in a process."""
     kind: Any = lists.BaseListVariable
     plain = kind.cls_for_instance
 
     def cls_for_instance(obj: Any) -> Any:
-        if _in_force.get() and type(obj) is collections.deque and obj.maxlen is not None:
+        if _hook.in_force and type(obj) is collections.deque and obj.maxlen is not None:
             return functools.partial(plain(obj), maxlen=_Length(obj.maxlen))
         return plain(obj)
 

@@ -7,9 +7,7 @@ since a loop around it breaks the graph, code of one layer ran for others. Tried
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dis
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,19 +15,16 @@ from torch._dynamo import symbolic_convert
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables import UnspecializedNNModuleVariable
 
-from memopt.common.scoped import scoped
-
-_in_force = contextvars.ContextVar("in_force", default=False)
+from memopt.common.scoped import Hook
 
 
 def compared_modules_guarded() -> contextlib.AbstractContextManager[None]:
     """Within: a graph whose code has compared modules is run for the same ones only."""
-    _install()
-    return scoped(_in_force, True)
+    return _hook.within()
 
 
-@functools.cache
-def _install() -> None:
+@Hook
+def _hook() -> None:
     """Look at what is compared, once in a process."""
     kinds: list[Any] = [symbolic_convert.InstructionTranslatorBase]
     for kind in kinds:
@@ -41,7 +36,7 @@ def _install() -> None:
 
 def _guarded(compare: Callable[[Any, Any], None], name: str) -> Callable[[Any, Any], None]:
     def guarded(tx: Any, instruction: Any) -> None:
-        if _in_force.get() and len(tx.stack) > 1:
+        if _hook.in_force and len(tx.stack) > 1:
             modules = [each for each in tx.stack[-2:] if isinstance(each, UnspecializedNNModuleVariable)]
             if len(modules) == 2 or (modules and name == "CONTAINS_OP"):
                 for module in modules:

@@ -8,9 +8,7 @@ is what it was is one of Dynamo's guards. Tried on torch 2.13.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dis
-import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +17,8 @@ import torch
 from torch._dynamo import symbolic_convert
 from torch._dynamo.variables import ConstantVariable, TensorVariable
 
-from memopt.common.scoped import scoped
+from memopt.common.scoped import Hook
 
-_in_force = contextvars.ContextVar("in_force", default=False)
 _EXACT = (torch.float32, torch.float64)  # narrower ones may round up to 1
 _DRAWS = (torch.rand, torch.rand_like)
 _MIRRORED = {operator.lt: operator.gt, operator.gt: operator.lt, operator.le: operator.ge, operator.ge: operator.le}
@@ -31,8 +28,7 @@ _FUNCTIONS = {getattr(torch, name): compared for name, compared in _METHODS.item
 
 def fixed_comparisons() -> contextlib.AbstractContextManager[None]:
     """Within: such branches break no graph. Elsewhere, and in other threads, tracing is as ever."""
-    _install()
-    return scoped(_in_force, True)
+    return _hook.within()
 
 
 def outcome(node: torch.fx.Node) -> bool | None:
@@ -57,8 +53,8 @@ def outcome(node: torch.fx.Node) -> bool | None:
     return bool(least) if least == most or (strict and number == 1) else None
 
 
-@functools.cache
-def _install() -> None:
+@Hook
+def _hook() -> None:
     """Look at what each branch is on, once in a process."""
     jumps = [number for name, number in dis.opmap.items() if "JUMP" in name and "_IF_" in name and "NONE" not in name]
     for kind in _kinds(symbolic_convert.InstructionTranslatorBase):
@@ -73,7 +69,7 @@ def _kinds(kind: Any) -> list[Any]:
 
 def _asked_first(jump: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     def asked(tx: Any, instruction: Any) -> None:
-        if _in_force.get() and tx.stack and isinstance(tx.stack[-1], TensorVariable):
+        if _hook.in_force and tx.stack and isinstance(tx.stack[-1], TensorVariable):
             value = tx.stack[-1].as_proxy().node
             found = outcome(value)
             if found is not None:

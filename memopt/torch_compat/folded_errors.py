@@ -6,16 +6,12 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import functools
 from typing import Any
 
 from torch._dynamo import exc
 from torch._dynamo.variables import functions
 
-from memopt.common.scoped import scoped
-
-_in_force = contextvars.ContextVar("in_force", default=False)
+from memopt.common.scoped import Hook
 
 
 def folded_errors_raise() -> contextlib.AbstractContextManager[None]:
@@ -23,12 +19,11 @@ def folded_errors_raise() -> contextlib.AbstractContextManager[None]:
 
     Elsewhere, and in other threads, tracing is as ever. Needed on torch 2.13, which calls such functions itself.
     """
-    _install()
-    return scoped(_in_force, True)
+    return _hook.within()
 
 
-@functools.cache
-def _install() -> None:
+@Hook
+def _hook() -> None:
     """Look at what such a call raises, once in a process."""
     kind: Any = getattr(functions, "SkipFunctionVariable", None)
     raised: Any = getattr(exc, "raise_observed_exception", None)
@@ -40,7 +35,7 @@ def _install() -> None:
         try:
             return plain(self, tx, args, kwargs)
         except ImportError as error:
-            if not _in_force.get():
+            if not _hook.in_force:
                 raise
             return raised(type(error), tx, args=[str(error)])
 

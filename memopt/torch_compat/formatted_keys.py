@@ -7,16 +7,12 @@ word, or raises the `KeyError` of a model that has the key.
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import functools
 from typing import Any
 
 from torch._dynamo import exc
 from torch._dynamo.variables import misc
 
-from memopt.common.scoped import scoped
-
-_in_force = contextvars.ContextVar("in_force", default=False)
+from memopt.common.scoped import Hook
 
 
 def formatted_keys() -> contextlib.AbstractContextManager[None]:
@@ -24,12 +20,11 @@ def formatted_keys() -> contextlib.AbstractContextManager[None]:
 
     Elsewhere, and in other threads, tracing is as ever. Needed on torch 2.13, which knows no hash of such a string.
     """
-    _install()
-    return scoped(_in_force, True)
+    return _hook.within()
 
 
-@functools.cache
-def _install() -> None:
+@Hook
+def _hook() -> None:
     """Ask before Dynamo makes a key of such a string, once in a process."""
     kind: Any = misc.StringFormatVariable
     plain = getattr(kind, "hash_impl", None)
@@ -37,7 +32,7 @@ def _install() -> None:
         return
 
     def hash_impl(self: Any, tx: Any) -> Any:
-        if not _in_force.get():
+        if not _hook.in_force:
             return plain(self, tx)
         unimplemented: Any = exc.unimplemented
         return unimplemented(

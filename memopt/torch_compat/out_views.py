@@ -6,8 +6,6 @@ Dynamo ends a graph at such a call (torch 2.11 to 2.13), as functionalization wo
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,9 +13,7 @@ import torch
 from torch._dynamo.variables import dicts, lists, tensor
 from torch._dynamo.variables import torch as torch_variables
 
-from memopt.common.scoped import scoped
-
-_in_force = contextvars.ContextVar("in_force", default=False)
+from memopt.common.scoped import Hook
 
 
 def out_views_copied() -> contextlib.AbstractContextManager[None]:
@@ -26,18 +22,17 @@ def out_views_copied() -> contextlib.AbstractContextManager[None]:
     What eager would refuse, resize or convert stays as Dynamo has it, and what draws random numbers, as the numbers may
     depend on the strides. Elsewhere, and in other threads, tracing is as ever. Tried on torch 2.13.
     """
-    _install()
-    return scoped(_in_force, True)
+    return _hook.within()
 
 
-@functools.cache
-def _install() -> None:
+@Hook
+def _hook() -> None:
     """Look at each call of an operator that Dynamo traces, once in a process."""
     operation: Any = torch_variables.TorchInGraphFunctionVariable
     plain = operation.call_function
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if not _in_force.get() or "out" not in kwargs:
+        if not _hook.in_force or "out" not in kwargs:
             return plain(self, tx, args, kwargs)
         out = kwargs["out"].realize()
         written = list(out.items) if isinstance(out, (lists.TupleVariable, lists.ListVariable)) else [out]

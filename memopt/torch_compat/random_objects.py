@@ -6,16 +6,12 @@ Tried on 2.13.
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import functools
 import types
 from typing import Any
 
 from torch._dynamo.variables import builder
 
-from memopt.common.scoped import scoped
-
-_in_force = contextvars.ContextVar("in_force", default=False)
+from memopt.common.scoped import Hook
 
 
 def own_random_objects() -> contextlib.AbstractContextManager[None]:
@@ -23,18 +19,17 @@ def own_random_objects() -> contextlib.AbstractContextManager[None]:
 
     Elsewhere, and in other threads, tracing is as ever.
     """
-    _install()
-    return scoped(_in_force, True)
+    return _hook.within()
 
 
-@functools.cache
-def _install() -> None:
+@Hook
+def _hook() -> None:
     """Ask here which of them are traced, once in a process."""
     where: Any = builder
     plain = where.RandomVariable
 
     def is_traced(val: Any) -> bool:
-        return not _in_force.get() and bool(plain.is_supported_random_obj(val))
+        return not _hook.in_force and bool(plain.is_supported_random_obj(val))
 
     asked = {"is_supported_random_obj": staticmethod(is_traced)}
     where.RandomVariable = types.new_class("RandomVariable", (plain,), exec_body=lambda body: body.update(asked))

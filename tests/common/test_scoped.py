@@ -1,10 +1,11 @@
-"""scoped: a context variable's value for a block, and the one of before after it."""
+"""What holds for a block: a context variable's value, and hooks, which are set up once."""
 
+import threading
 from contextvars import ContextVar
 
 import pytest
 
-from memopt.common.scoped import scoped
+from memopt.common.scoped import Hook, scoped
 
 number: ContextVar[int] = ContextVar("number", default=0)
 
@@ -16,3 +17,27 @@ def test_the_value_of_before_is_back_after_the_block_and_after_an_error():
             raise KeyError
         assert number.get() == 1
     assert number.get() == 0
+
+
+def test_a_hook_is_set_up_when_it_is_first_wanted_and_acts_within_blocks_of_its_thread():
+    calls, elsewhere = [], []
+
+    @Hook
+    def hook():
+        calls.append(hook.in_force)
+        if len(calls) == 1:
+            raise KeyError
+
+    assert calls == [] and not hook.in_force
+    with pytest.raises(KeyError):
+        hook.within()
+    for _ in range(2):
+        with hook.within():
+            with hook.within():
+                assert hook.in_force
+            thread = threading.Thread(target=lambda: elsewhere.append(hook.in_force))
+            thread.start()
+            thread.join()
+            assert hook.in_force
+        assert not hook.in_force
+    assert calls == [False, False] and elsewhere == [False, False]
