@@ -94,14 +94,20 @@ class PlannedStep(SharedStep):
         return aimed
 
     def reserves_for_capture(self, captured: Sequence[Planned], limit: int | None) -> None:
-        """Leave some of the budget for CUDA graphs of the step, where one may be had."""
-        if limit is None or len(captured) > 1 or self.exact or self.graph_pool is None:
+        """Leave some of the budget for CUDA graphs of the step, where one may be had.
+
+        In a step of several graphs nothing is tried: what is sent of gradients is left a place of its own, as what is
+        free behind backward lies in pieces, and the allocator at its limit hands back all of its cache for one block.
+        """
+        if limit is not None and len(captured) > 1 and not self.exact and self.device.type == "cuda":
+            self.capture_reserve.leave_in_one(self.resident.sent_in_blocks)
+        elif limit is None or len(captured) > 1 or self.exact or self.graph_pool is None:
             self.capture_reserve.restore()
         else:
             self.capture_reserve.leave(captured[0].costs.values(), limit, self.resident.inputs)
 
     def plans_anew(self) -> bool:
-        """Whether the budget is too short to leave something for CUDA graphs: all of it is planned with then."""
+        """Whether the budget is too short to leave something aside: all of it is planned with then."""
         anew = self.capture_reserve.give_up()
         if anew:
             self.forget_plan()

@@ -26,7 +26,7 @@ def reserved_bytes(costs: Iterable[OperatorCost], limit: int, inputs: int) -> in
 
 
 class CaptureReserve:
-    """What is left of the budget of one model's steps for capturing them.
+    """What is left of the budget of one model's steps for capturing them, or for what they need in one piece.
 
     Attributes:
         bytes: that are left now.
@@ -42,6 +42,10 @@ class CaptureReserve:
     def leave(self, costs: Iterable[OperatorCost], limit: int, inputs: int) -> None:
         """As `reserved_bytes`, where that is wanted."""
         self.bytes = reserved_bytes(costs, limit, inputs) if self.wanted else 0
+
+    def leave_in_one(self, size: int) -> None:
+        """So many bytes, where anything is wanted: a free block as large is not there when they are needed."""
+        self.bytes = size if self.wanted else 0
 
     def restore(self, size: int = 0) -> None:
         """Leave as many bytes as another plan did, or none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any, cast
@@ -11,7 +12,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from memopt.torch_compat.fully_sharded import groups
+from memopt.memory.reach import plain_tensors
+from memopt.torch_compat.fully_sharded import Gathered, groups
 from memopt.torch_compat.modules import running_replica
 from memopt.torch_compat.storages import is_tracked_view
 
@@ -114,14 +116,45 @@ def gathered_bytes(model: nn.Module) -> int:
     """The most bytes that FSDP2 holds beside shards and what graphs make: whole parameters, and what it sends.
 
     What arrives lies in memory of a stream of its own, which no other reuses: a group's is there until the next one's
-    has come. While a group's backward runs, its parameters are whole and what is sent of the gradients of the one after
-    it is not let go of yet. Gradients of a group whose parameters stay whole are sent when all of backward has run.
+    has come. On CUDA what stays whole of the root arrives before anything else is there, in memory that all else reuses
+    (`memopt.torch_compat.sharded_gradients`). While a group's backward runs, its parameters are whole and what is sent
+    of the gradients of the one after it is not let go of yet. Gradients of a group whose parameters stay whole are sent
+    when all of backward has run: see `sent_last_bytes`.
     """
-    stays, groups_here = 0, [(0, 0)]
-    for group, is_kept in groups(model):
+    stays = 0
+    arrives, whole_now, sent_now = [], [], []
+    reuses = next(model.parameters()).is_cuda if has_group() else False
+    for number, (group, is_kept) in enumerate(groups(model)):
         whole, sent = sum(each.whole_bytes for each in group), sum(each.sent_bytes for each in group)
         stays += whole if is_kept else 0
-        groups_here.append((whole, 0 if is_kept else sent))
-    pairs = list(itertools.pairwise([*groups_here, (0, 0)]))
-    arriving = max(here + after for (here, _), (after, _) in pairs)
-    return stays + arriving + max(here + sent for (here, _), (_, sent) in pairs[1:] or pairs)
+        arrives.append(0 if is_kept and reuses and number == 0 else whole)
+        whole_now.append(0 if is_kept else whole)
+        sent_now.append(0 if is_kept else sent)
+    arriving = max((here + after for here, after in itertools.pairwise([*arrives, 0])), default=0)
+    behind = itertools.chain(sent_now[1:], [0])
+    return stays + arriving + max(map(operator.add, whole_now, behind), default=0)
+
+
+def sent_last_bytes(model: nn.Module) -> int:
+    """Bytes that FSDP2 holds beside all gradients when it sends those of a group whose parameters have stayed whole.
+
+    That is when all of backward has run. The parameters are let go of before, their gradients are there instead until
+    they are copied into what is sent, and the group's shards of the gradients come only then.
+    """
+    beside = [0]
+    for group, is_kept in groups(model):
+        if is_kept:
+            whole, sent = sum(each.whole_bytes for each in group), sum(each.sent_bytes for each in group)
+            beside.append(max(0, sent - min(whole, _shard_bytes(group))))
+    return max(beside)
+
+
+def sent_in_blocks_bytes(model: nn.Module) -> int:
+    """Bytes of the blocks in which FSDP2 sends those gradients, and in which their shards arrive."""
+    kept = [group for group, is_kept in groups(model) if is_kept]
+    return max((sum(each.sent_bytes for each in group) + _shard_bytes(group) for group in kept), default=0)
+
+
+def _shard_bytes(group: Sequence[Gathered]) -> int:
+    """Of the shards that have gradients."""
+    return sum(part.nbytes for each in group if each.sent_bytes for part in plain_tensors(each.shard))

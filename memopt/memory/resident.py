@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from memopt.memory.allocator import library_bytes
-from memopt.memory.distributed import buckets_of, gathered_bytes
+from memopt.memory.distributed import buckets_of, gathered_bytes, sent_in_blocks_bytes, sent_last_bytes
 from memopt.memory.optimizer import OptimizerFootprint
 from memopt.memory.reach import plain_tensors
 from memopt.memory.rounding import allocated_bytes
@@ -33,6 +33,8 @@ class Resident:
         differentiated: bytes of the parameters that have gradients, whoever uses these.
         loss: what a loop holds while the optimizer steps.
         stepping: what optimizers take for a moment that such hooks step within backward.
+        sent_last: what data parallelism sends of gradients when backward has run, beside all of them.
+        sent_in_blocks: of the blocks that this takes, with what comes of it.
         outside: held beside what is planned: by earlier calls of the step, and by parts that are not captured.
         others: tensors of the process that are no part of the model's step: another model, an average, a data set.
         coming_beside: gradients that other models of the budget will have as an optimizer steps, and have not now.
@@ -49,6 +51,8 @@ class Resident:
     trainable: int = 0
     loss: int = 0
     stepping: int = 0
+    sent_last: int = 0
+    sent_in_blocks: int = 0
     libraries: int = 0
     outside: int = 0
     others: int = 0
@@ -60,6 +64,11 @@ class Resident:
     def optimizer_state(self) -> int:
         """Bytes of the optimizer's state."""
         return self.optimizer.state_bytes if self.optimizer else 0
+
+    @property
+    def beside_gradients(self) -> int:
+        """The most bytes for a moment beside all gradients: of the optimizer's step, or what is sent before it."""
+        return max(self.sent_last, self.optimizer.step_peak_bytes if self.optimizer else 0)
 
     @property
     def coming(self) -> int:
@@ -137,6 +146,8 @@ def resident_of(
         differentiated=storage_bytes([each for each in parameters if each.requires_grad], device),
         loss=allocated_bytes(torch.float32.itemsize, home),
         stepping=stepping if handed else 0,
+        sent_last=sent_last_bytes(model),
+        sent_in_blocks=sent_in_blocks_bytes(model),
         libraries=library_bytes(home),
         device=home,
     )

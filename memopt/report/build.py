@@ -112,7 +112,7 @@ def breakdown_of(session: Session, program: Program, line: Timeline, constants: 
     resident = session.resident
     base = resident.total + constants
     if session.optimizer_peak() > base + peak:
-        gradients, scratch = resident.trainable, 0 if resident.optimizer is None else resident.optimizer.step_peak_bytes
+        gradients, scratch = resident.trainable, resident.beside_gradients
         buffers, total = resident.buffers, session.optimizer_peak()
         held = resident.total - resident.gradients - resident.outside + resident.coming_beside
         activations = max(0, total - held - gradients - scratch)  # a loss, or what the loop holds

@@ -29,7 +29,7 @@ def eager_report(session: Session, needed: int, limit: int, gradients: int, meas
     held = resident.total - resident.outside
     scratch = 0
     if session.optimizer_peak() > needed and resident.optimizer is not None:
-        scratch, gradients = resident.optimizer.step_peak_bytes, resident.trainable
+        scratch, gradients = resident.beside_gradients, resident.trainable
         held -= resident.gradients
     else:
         gradients = min(gradients, peak - held)

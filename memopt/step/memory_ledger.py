@@ -180,13 +180,12 @@ class MemoryLedger:
         return self._resident.outside
 
     def optimizer_peak(self) -> int:
-        """The most bytes during `optimizer.step()`: what is resident, gradients, a loss, and what the step makes."""
-        footprint = self.resident.optimizer
-        if footprint is None:
+        """The most bytes from backward's end on: what is resident, gradients, a loss, what the step makes or sends."""
+        if self.resident.optimizer is None:
             return 0
         held = self.resident.total - self.resident.gradients - self.resident.outside
         held += self.resident.coming_beside
-        return held + self.resident.trainable + self.resident.loss + footprint.step_peak_bytes
+        return held + self.resident.trainable + self.resident.loss + self.resident.beside_gradients
 
     def prepare_allocator(self) -> None:
         """Let a budget's memory be taken in segments that grow, before any is taken."""

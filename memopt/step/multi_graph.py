@@ -49,7 +49,7 @@ def planned_whole(session: Session, collect: Callable[[], list[Program]]) -> Ite
         yield
         return
     fits, least = _by_code(session, programs, collect)
-    while not fits and session.allows_no_more():
+    while not fits and (session.plans_anew() or session.allows_no_more()):
         fits, further = _by_code(session, programs, collect)
         least = min(filter(None, (least, further)), default=None)
     if fits:

@@ -116,8 +116,7 @@ class StepInLoop(SessionReport):
     def beside_graphs(self) -> int:
         """The most bytes that are made where no graph runs: by the loss, the optimizer's step, or as the next batch."""
         resident = self.resident
-        stepping = 0 if resident.optimizer is None else resident.optimizer.step_peak_bytes
-        return max(self.loss_beside, stepping, resident.inputs)
+        return max(self.loss_beside, resident.beside_gradients, resident.inputs)
 
     def _loss_beside(self, seen: Seen) -> int:
         return seen.between if seen.known else self.allowance.tangents.loss

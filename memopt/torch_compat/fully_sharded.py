@@ -52,13 +52,24 @@ class Gathered(NamedTuple):
 
 def groups(model: nn.Module) -> Iterator[tuple[list[Gathered], bool]]:
     """What is gathered together, in the order of the modules, and whether it stays from forward on to backward."""
+    for group, stays in _groups(model):
+        yield [_gathered(param, group.mp_policy) for param in group.fsdp_params], stays
+
+
+def kept_root(model: nn.Module) -> Any:
+    """Torch's own object behind the first group, if that stays; None otherwise. Nothing runs before it is whole."""
+    first, stays = next(_groups(model), (None, False))
+    return first if stays else None
+
+
+def _groups(model: nn.Module) -> Iterator[tuple[Any, bool]]:
     root = True
     for state in _states_of(model):
         for group in _groups_of(state):
             stays = group.post_forward_mesh_info is None or (
                 root and getattr(state, "_auto_reshard_after_forward", False)
             )
-            yield [_gathered(param, group.mp_policy) for param in group.fsdp_params], stays
+            yield group, stays
         root = False
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memopt.capture.shadow import Shadow, model_names
-from memopt.memory.distributed import gathered_bytes, groups_of
+from memopt.memory.distributed import gathered_bytes, groups_of, sent_last_bytes
 from memopt.memory.reach import plain_tensors
 from memopt.memory.resident import storage_bytes
 from memopt.program import InputKind
@@ -77,5 +77,8 @@ def test_shards_are_counted_and_what_is_gathered_beside(sharded):
     (root, _), (block, _), *_ = groups(sharded)
     kept, whole = sum(each.whole_bytes for each in root), sum(each.whole_bytes for each in block)
     assert gathered_bytes(sharded) == kept + 2 * whole + whole + 2 * whole
+    sent, shard = sum(each.sent_bytes for each in root), sum(each.shard.to_local().nbytes for each in root)
+    assert sent_last_bytes(sharded) == sent - min(kept, shard) > 0
+    assert sent_last_bytes(Net()) == 0
     assert gathered_bytes(Net()) == 0
     assert len(groups_of(sharded)) == 1 and groups_of(Net()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from memopt.torch_compat.fully_sharded import groups_in
-from memopt.torch_compat.sharded_gradients import reduce_beside_activations, stays_until_the_end
+from memopt.torch_compat.sharded_gradients import share_memory_with_activations, stays_until_the_end
 from tests.torch_compat.test_fully_sharded import sharded
 
 __all__ = ["sharded"]
@@ -21,11 +22,17 @@ def test_each_group_reduces_as_before_and_what_a_user_has_set_is_left_alone(shar
     own = SimpleNamespace()
     first, *others = groups_in(sharded)
     first._reduce_scatter_comm, torchs = own, others[0]._reduce_scatter_comm
-    reduce_beside_activations(sharded)
+    share_memory_with_activations(sharded)
     made = [group._reduce_scatter_comm for group in others]
     assert first._reduce_scatter_comm is own and all(isinstance(comm, type(torchs)) for comm in made)
-    reduce_beside_activations(sharded)
+    share_memory_with_activations(sharded)
     assert [group._reduce_scatter_comm for group in others] == made and len(set(map(id, made))) == len(made)
+
+
+def test_what_the_root_keeps_comes_in_the_stream_that_computes_and_blocks_overlap_as_before(sharded):
+    share_memory_with_activations(sharded)
+    assert [group.unshard_async_op for group in groups_in(sharded)] == [True, False, False, False, False]
+    sharded(torch.randn(4, 32)).backward()
 
 
 def test_on_a_cpu_gradients_are_what_they_were(sharded):
@@ -33,7 +40,7 @@ def test_on_a_cpu_gradients_are_what_they_were(sharded):
     sharded(x).backward()
     expected = [parameter.grad.to_local().clone() for parameter in sharded.parameters()]
     sharded.zero_grad()
-    reduce_beside_activations(sharded)
+    share_memory_with_activations(sharded)
     sharded(x).backward()
     torch.testing.assert_close([parameter.grad.to_local() for parameter in sharded.parameters()], expected)
 
@@ -85,7 +92,7 @@ def test_on_a_gpu_the_stream_that_reduces_caches_nothing_and_gradients_are_the_s
             torch.cuda.empty_cache()
             model, x = wide(device), torch.randn(512, 4096, device=device)
             if changed:
-                reduce_beside_activations(model)
+                share_memory_with_activations(model)
             for calls in (1, 2, 1, 1):  # the second of two is added to the first
                 for _ in range(calls):
                     model(x).square().mean().backward()
@@ -97,5 +104,32 @@ def test_on_a_gpu_the_stream_that_reduces_caches_nothing_and_gradients_are_the_s
             del model
         torch.testing.assert_close(found[4:], found[:4], rtol=0, atol=0)
         assert cached[0] >= 6 * 64 * 2**20 > cached[1]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_gradients_lie_in_one_piece_where_there_is_room(tmp_path):
+    torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        device = torch.device("cuda", torch.cuda.current_device())
+        model, x = wide(device), torch.randn(512, 4096, device=device)
+        share_memory_with_activations(model)
+        model(x).square().mean().backward()
+        expected = [parameter.grad.to_local().clone() for parameter in model.parameters()]
+        model.zero_grad()
+        big = torch.empty(2**30, dtype=torch.uint8, device=device)
+        del big
+        for _ in range(2):
+            model(x).square().mean().backward()
+            found = [parameter.grad.to_local() for parameter in model.parameters()]
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+            places = sorted(gradient.data_ptr() for gradient in found)
+            assert [after - here for here, after in itertools.pairwise(places)] == [64 * 2**20] * 5
+            assert all(gradient.storage_offset() == 0 for gradient in found)
+            before = torch.cuda.memory_allocated(device)
+            del found
+            model.zero_grad()
+            assert before - torch.cuda.memory_allocated(device) >= 6 * 64 * 2**20, "the piece goes with its last part"
     finally:
         torch.distributed.destroy_process_group()
