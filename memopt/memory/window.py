@@ -29,6 +29,8 @@ class Held:
         inside: of the whole, what was held at once before.
         after: all of the process at once from when backward was over, at most, until the window was closed, or another
             backward began; 0 where that was not seen. All the time where no backward came.
+        after_forward: the same, beyond all of the process as forward ended; below 0 where less was held.
+        again: all of the process as another backward reached the graph, beyond the same of the first; 0 if none did.
         together: all of the process at once while backward was behind the graphs, at most: what was there before the
             window, and went, is not in it; 0 where that was not seen.
         places: on CPU, addresses of what was made since the window was opened, and is there when it is closed.
@@ -40,6 +42,8 @@ class Held:
     behind: int = 0
     inside: int = 0
     after: int = dataclasses.field(default=0, compare=False)
+    after_forward: int = dataclasses.field(default=0, compare=False)
+    again: int = dataclasses.field(default=0, compare=False)
     together: int = dataclasses.field(default=0, compare=False)
     places: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
 
@@ -78,7 +82,7 @@ class Window:
         self._recording: Recording | None = None
         self._held: Held | None = None
         self._there = 0  # on CPU, bytes of the whole process as it was opened
-        self.backward = self.over = self._another = False  # whether backward has begun, is over, and there is another
+        self.backward = self.over = self.another = False  # whether backward has begun, is over, and there is another
         if device.type == "cuda":
             self._before = self._start = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
         elif not unseen(device) and not is_profiled():
@@ -119,8 +123,8 @@ class Window:
 
     def another_begins(self) -> None:
         """Another backward runs through the same graph: what comes now is not looked at."""
-        if not self._another:
-            self._another = True
+        if not self.another:
+            self.another = True
             self._mark(_ANOTHER)
 
     def _mark(self, name: str) -> None:
@@ -176,8 +180,15 @@ def _of(recording: Recording, there: int) -> Held:
         whole = max(inside, behind)
     alone = over if until is not None else begin or 0
     after = 0 if alone is None else there + _most(recording.all_changes, alone, another)
+    after_forward = 0 if alone is None else after - there - _most(recording.all_changes, begin or 0, begin or 0)
+    again = 0 if another is None or until is None else _grown(recording.all_changes, until, another)
     peak, live = max(sums[first : last + 1]) - sums[first], sums[last] - sums[first]
-    return Held(peak, live, whole, behind, inside, after, together, recording.places)
+    return Held(peak, live, whole, behind, inside, after, after_forward, again, together, recording.places)
+
+
+def _grown(changes: Sequence[tuple[int, int]], first: int, last: int) -> int:
+    """Bytes by which more is there at one time than at an earlier one."""
+    return sum(size for when, size in changes if first <= when < last)
 
 
 def _most(changes: Sequence[tuple[int, int]], first: int, last: int | None) -> int:

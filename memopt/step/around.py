@@ -171,12 +171,17 @@ class Around:
             else:
                 self._after = max(self._after, held.after)
             return left
-        self._after = max(self._after, held.after)
         # Not less what outputs that are gone leave: they are there in forward, as is what the loop keeps.
         current.kept = max(0, current.left + held.live + current.gone - current.gradients) + current.stays
+        between = current.left + held.peak
+        if current.keeps:  # what comes then is beside what this plan saves, of which another one may save less
+            made, first = storage_bytes(current.call.gradients()), current.gradients - current.call.early
+            current.kept += max(0, held.again - made + first - current.another) if held.again else 0
+            between = max(between, current.left + held.after_forward - current.kept)
+        else:
+            self._after = max(self._after, held.after)
         if current.others:
             return 0
-        between = current.left + held.peak
         # A window that is open since before the call sees outputs of earlier steps go.
         older = self._older if current.call.window is None else self._forward
         beyond = current.left + held.live - current.gradients - current.saved + current.retains + older
@@ -219,15 +224,16 @@ class Around:
         """Backward has reached a graph of the call, with these gradients."""
         if current is self._again and current.task != backward_task():
             self._kept(current)
+        there = [gradient for gradient in gradients if gradient is not None]
+        given = sum(storage.nbytes() for storage in storages_of(there, allocated=True).values())
         if current is not self._open or current.window.backward:
             if current.window.over:
+                current.another = current.another if current.window.another else given
                 current.window.another_begins()
             return
         current.task, self._again = backward_task(), current if keeps_graph() else None
-        there = [gradient for gradient in gradients if gradient is not None]
         current.alone = all(gradient.numel() == 1 for gradient in there)
-        given = storages_of(there, allocated=True)
-        current.gradients = current.call.early + sum(storage.nbytes() for storage in given.values())
+        current.gradients = current.call.early + given
         self._older = self.older_bytes()
         self._knows_forward()
         current.keeps = self._again is current

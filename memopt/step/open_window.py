@@ -54,6 +54,7 @@ class OpenWindow:
         look: called once more is known.
         left: bytes that earlier calls of the step have left.
         gradients: bytes of those that backward begins with.
+        another: the same of another backward through a graph that was kept.
         task: which backward that was.
         hooks: of the call's graph: they live as long as that.
         stays: bytes that are there all through backward, beside what the window sees.
@@ -80,7 +81,7 @@ class OpenWindow:
     ) -> None:
         """A window, open."""
         self.window, self.call, self.look, self.left = window, call, look, left
-        self.gradients = self.stays = self.kept = self.gone = self.more = self.retains = self.saved = 0
+        self.gradients = self.another = self.stays = self.kept = self.gone = self.more = self.retains = self.saved = 0
         self.held_by_others: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
         # Of what lies in a CUDA graph's memory, none is free when it is gone.
         self.made = [(weakref.ref(storage), storage.nbytes()) for storage in made if holds_its_memory(storage)]

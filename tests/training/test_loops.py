@@ -182,6 +182,41 @@ def test_a_second_backward_through_the_graph_is_inside_the_budget():
     assert peak_of(lambda: step(loop), loop.model, loop.x, loop.y) <= budget
 
 
+def _weighs_losses(loop):
+    out = loop.call(loop.x)
+    loss = functional.cross_entropy(out, loop.y)
+    loss.backward(retain_graph=True)
+    norm = sum(parameter.grad.norm() for parameter in loop.model.parameters())
+    (out.square().mean() / norm.detach()).backward()
+    return loss
+
+
+def _projects_gradients(loop):
+    out, parameters = loop.call(loop.x), list(loop.model.parameters())
+    loss, size = functional.cross_entropy(out, loop.y), out.square().mean()
+    one = torch.autograd.grad(loss, parameters, retain_graph=True)
+    other = torch.autograd.grad(size, parameters)
+    for parameter, first, second in zip(parameters, one, other, strict=True):
+        parameter.grad = first + second
+    return loss
+
+
+@pytest.mark.parametrize("backwards", [_weighs_losses, _projects_gradients], ids=lambda each: each.__name__[1:])
+def test_what_a_plan_saves_is_not_the_loops_between_two_backwards(backwards):
+    def step(loop):
+        loss = backwards(loop)
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        return loss
+
+    loop = Loop(None)
+    budget = int(0.75 * peak_of(lambda: step(loop), loop.model, loop.x, loop.y))
+    loop.within(budget)
+    for _ in range(LEARNS):
+        step(loop)
+    assert peak_of(lambda: step(loop), loop.model, loop.x, loop.y) <= budget
+
+
 @pytest.mark.quick("0.7")
 @pytest.mark.parametrize("share", [0.85, 0.7])
 def test_what_is_saved_stays_there_for_further_backwards(share):
