@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -84,10 +85,11 @@ def _aligned(nbytes: int) -> int:
 def largest_free_bytes(device: torch.device, stream: torch.cuda.Stream) -> int:
     """Bytes of the largest block that the allocator has free for a stream: slow, as it lists all blocks."""
     plain = (0, 0)  # the pool of no CUDA graph
+    segments: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     return max(
         (
             block["size"]
-            for segment in torch.cuda.memory_snapshot()
+            for segment in segments
             if segment["device"] == device.index and segment["stream"] == stream.cuda_stream
             if tuple(segment.get("segment_pool_id", plain)) == plain
             for block in segment["blocks"]
@@ -99,4 +101,5 @@ def largest_free_bytes(device: torch.device, stream: torch.cuda.Stream) -> int:
 
 def with_own_storage(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A part of a piece of bytes as a tensor whose storage begins with it, and which keeps the piece."""
-    return torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(part.view(dtype)))
+    capsule = torch.utils.dlpack.to_dlpack(part.view(dtype))  # type: ignore[attr-defined]
+    return torch.utils.dlpack.from_dlpack(capsule)
