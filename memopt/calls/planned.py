@@ -29,6 +29,7 @@ from memopt.step.multi_graph import planned_whole
 from memopt.step.sizes_apart import MadeAnewError, SizesError
 from memopt.torch_compat.autograd_nodes import first_nodes
 from memopt.torch_compat.fully_sharded import is_sharded, sharded_captured
+from memopt.torch_compat.sharded_gradients import share_memory_with_activations
 
 
 def programs_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], session: Session) -> list[Program]:
@@ -162,6 +163,8 @@ class PlannedCalls:
     def _run_at_size(self, session: Session, start: CallStart, kind: Kind, args: Any, kwargs: Any) -> Any:
         try:
             if session.step is None and is_sharded(self._model):  # no rank begins what another one may refuse
+                if session.budget is not None and next(self._model.parameters()).is_cuda:
+                    share_memory_with_activations(self._model)
                 session.see_whole_step()
             return self._call(session, kind, args, kwargs)
         except WholeStepNeeded:

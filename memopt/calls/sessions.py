@@ -60,7 +60,6 @@ from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.dynamo import Kept, with_own_entry
 from memopt.torch_compat.fully_sharded import is_sharded
 from memopt.torch_compat.saved_tensors import hooks_in_force
-from memopt.torch_compat.sharded_gradients import share_memory_with_activations
 
 
 class NotPlanned(RuntimeError, AttributeError):
@@ -386,7 +385,6 @@ class Sessions(Mapping[Plan, Session]):
         """Make the budget the limit of the device's allocator in the steps of this session."""
         if session.resident.device.type != "cuda":
             return
-        share_memory_with_activations(self._model)
         guard = self.guards.setdefault(session, StepGuard())
         state = self.optimizers.state_bytes()
         whole = session.budget is not None and session.budget.bytes is not None

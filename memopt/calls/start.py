@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from memopt.common.random_streams import RandomStreams
+from memopt.memory.module_attributes import PARTS, ModuleAttributes, attributes_of
 from memopt.memory.object_state import ObjectState, contents_of, refill
 from memopt.torch_compat import pytree
 from memopt.torch_compat.fully_sharded import let_go
-from memopt.torch_compat.modules import own_buffers, own_parameters
+from memopt.torch_compat.modules import OF_COMPILER, modules_of, own_buffers, own_parameters
 from memopt.torch_compat.storages import id_of_storage, version_of
 from memopt.torch_compat.transforms import is_transformed
 
 _SMALL = 2**20  # bytes of memory that is copied: what counts or averages is small, larger ones are tables and masks
 _PLAIN = (bool, int, float, str, type(None))
 _TENSORS = (torch.Tensor, nn.Parameter)
-_INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_parameters"}
-# A flag that a first forward sets beside them would be set back, and the next forward register them once more.
+_INTERNAL = PARTS - OF_COMPILER - {"_buffers", "_parameters"}
 _HOOKS = sorted(name for name in _INTERNAL if "forward" in name or "backward" in name)
 
 
@@ -52,11 +52,10 @@ class CallStart:
         self._model, self.state = model, state
         self._copies: dict[int, _Copy] = {}
         self._watched: list[tuple[_Name, torch.Tensor, int]] = []
-        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._hooks: list[tuple[nn.Module, type, dict[str, Any]]] = []  # those that there are: most are empty
-        modules, devices = [*model.named_modules()], set()
-        self._reached = ObjectState(model, inputs) if state else None
-        for name, tensor in _tensors(modules, inputs, () if self._reached is None else self._reached.tensors):
+        found, devices = attributes_of(modules_of(model)), set()
+        self._attributes = found if state else []
+        self._reached = ObjectState(model, inputs, found) if state else None
+        for name, tensor in _tensors(found, inputs, () if self._reached is None else self._reached.tensors):
             memory = tensor.untyped_storage()
             if tensor.is_cuda and name.kind == "parameter":
                 devices.add(tensor.device.index)
@@ -69,11 +68,13 @@ class CallStart:
             elif not tensor.is_inference():
                 self._watched.append((name, tensor, version_of(tensor)))
         self._random = RandomStreams(sorted(devices) if state else ())
-        for _, module in modules if state else ():
-            attributes = module.__dict__
-            self._attributes.append((attributes, _own(attributes)))
-            hooks = {name: _kept(value) for name in _HOOKS if (value := attributes.get(name)) or value is False}
-            self._hooks.append((module, type(module), hooks))
+        # Containers by number: those of hooks, tensors and the module's own that held anything.
+        self._contents: dict[int, list[Any]] = {}
+        for item in self._attributes:
+            parts = [("", value) for name in ("_buffers", "_parameters") if (value := item.known.get(name))]
+            for _, value in (*item.others, *item.hooks, *parts):
+                if contents := contents_of(value):
+                    self._contents[id(value)] = contents
 
     def written(self) -> set[int]:
         """Of memory that was copied, what has changed since, by `id_of_storage`."""
@@ -83,17 +84,42 @@ class CallStart:
         """Set back what has changed since; the name of what has and was not copied, or else empty."""
         self._random.restore()
         let_go(self._model)
-        for attributes, known in self._attributes:
-            for name in [name for name, value in attributes.items() if name not in known and _is_own(name, value)]:
-                del attributes[name]
-            attributes.update({name: _restored(kept) for name, kept in known.items()})
-        for module, kind, hooks in self._hooks:
-            if type(module) is kind:  # a lazy module is made another by its hook, once
-                _restore_hooks(module.__dict__, hooks)
+        for item in self._attributes:
+            self._restore_attributes(item)
+        for item in self._attributes:
+            if type(item.module) is item.kind:  # a lazy module is made another by its hook, once
+                self._restore_hooks(item)
         for copy in self._copies.values():
             copy.restore()
         stays = "" if self._reached is None else self._reached.restore()
-        return next((name.text for name, tensor, version in self._watched if version_of(tensor) != version), stays)
+        written = (name for name, tensor, version in self._watched if version_of(tensor) != version)
+        return next((name.text(self._model) for name in written), stays)
+
+    def _restore_attributes(self, item: ModuleAttributes) -> None:
+        held, known = item.held, item.known
+        for name in [name for name, value in held.items() if name not in known and _is_own(name, value)]:
+            del held[name]
+        for name, value in known.items():
+            if _is_own(name, value):
+                held[name] = self._restored(value)
+
+    def _restore_hooks(self, item: ModuleAttributes) -> None:
+        held = item.held
+        for name in _HOOKS:
+            value = item.known.get(name)
+            if value or value is False:
+                held[name] = self._restored(value)
+            elif held.get(name):  # there was none
+                if contents_of(held[name]) is None:
+                    held[name] = None
+                else:
+                    held[name].clear()
+
+    def _restored(self, value: Any) -> Any:
+        """The same value, which holds what it held if it is a container."""
+        if contents_of(value) is not None:
+            refill(value, self._contents.get(id(value), []))
+        return value
 
 
 class _Copy:
@@ -120,42 +146,42 @@ def _bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:
 
 
 class _Name(NamedTuple):
-    """What a user calls a tensor: its module's path and its name there, or the number of an input."""
+    """What a user calls a tensor: its module and its name there, or the number of an input."""
 
     kind: str
-    path: str
+    module: nn.Module | None
     key: str
 
-    @property
-    def text(self) -> str:
+    def text(self, model: nn.Module) -> str:
         """As messages have it."""
         if self.kind in ("input", "tensor"):
             return f"{self.kind} {self.key}"
-        return f"{self.kind} {f'{self.path}.{self.key}'.lstrip('.')!r}"
+        path = next((path for path, module in model.named_modules() if module is self.module), "")
+        return f"{self.kind} {f'{path}.{self.key}'.lstrip('.')!r}"
 
 
 def _tensors(
-    modules: Iterable[tuple[str, nn.Module]], inputs: Any, reached: Iterable[torch.Tensor]
+    attributes: Sequence[ModuleAttributes], inputs: Any, reached: Iterable[torch.Tensor]
 ) -> Iterator[tuple[_Name, torch.Tensor]]:
     """Tensors that a call may write to: of memory that several of them show, buffers first."""
     for kind, values_of in _PLACES:
-        for path, module in modules:
-            for key, value in values_of(module):
+        for item in attributes:
+            for key, value in values_of(item):
                 if type(value) in _TENSORS and _is_plain(value):
-                    yield _Name(kind, path, key), value
+                    yield _Name(kind, item.module, key), value
     for index, leaf in enumerate(pytree.tree_leaves(inputs)):
         if _is_plain(leaf):
-            yield _Name("input", "", str(index)), leaf
+            yield _Name("input", None, str(index)), leaf
     for leaf in reached:
         if _is_plain(leaf):
-            yield _Name("tensor", "", "of an object"), leaf
+            yield _Name("tensor", None, "of an object"), leaf
 
 
 # What a tensor of a module is, and where a module has those of that kind.
-_PLACES: tuple[tuple[str, Callable[[nn.Module], Iterable[tuple[str, Any]]]], ...] = (
-    ("buffer", lambda module: own_buffers(module).items()),  # TorchScript's modules have them elsewhere
-    ("parameter", lambda module: own_parameters(module).items()),
-    ("attribute", lambda module: [(key, value) for key, value in vars(module).items() if key not in _INTERNAL]),
+_PLACES: tuple[tuple[str, Callable[[ModuleAttributes], Iterable[tuple[str, Any]]]], ...] = (
+    ("buffer", lambda item: own_buffers(item.module).items()),  # TorchScript's modules have them elsewhere
+    ("parameter", lambda item: own_parameters(item.module).items()),
+    ("attribute", lambda item: item.others),
 )
 
 
@@ -167,50 +193,8 @@ def _is_plain(value: Any) -> bool:
 # -- attributes ------------------------------------------------------------------------------------------------------
 
 
-class _Kept(NamedTuple):
-    """A container, and what it held."""
-
-    value: Any
-    contents: list[Any]
-
-
-def _own(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """A module's own attributes as `_restored` takes them: there may be thousands, before each call."""
-    found = {}
-    for name in attributes.keys() - _INTERNAL:
-        value = attributes[name]
-        if type(value) in _PLAIN or isinstance(value, (*_PLAIN, torch.Tensor)):
-            found[name] = value
-        elif (contents := contents_of(value)) is not None:
-            found[name] = _Kept(value, contents)
-    return found
-
-
 def _is_own(name: str, value: Any) -> bool:
     """Whether an attribute is the model's, not torch's, and one that forward may change as plain Python does."""
     if name in _INTERNAL:
         return False
     return isinstance(value, (*_PLAIN, torch.Tensor)) or contents_of(value) is not None
-
-
-def _kept(value: Any) -> Any:
-    contents = contents_of(value)
-    return value if contents is None else _Kept(value, contents)
-
-
-def _restored(kept: Any) -> Any:
-    if not isinstance(kept, _Kept):
-        return kept
-    refill(kept.value, kept.contents)
-    return kept.value
-
-
-def _restore_hooks(attributes: dict[str, Any], hooks: Mapping[str, Any]) -> None:
-    for name in _HOOKS:
-        if name in hooks:
-            attributes[name] = _restored(hooks[name])
-        elif attributes.get(name):  # there was none
-            if contents_of(attributes[name]) is None:
-                attributes[name] = None
-            else:
-                attributes[name].clear()

@@ -16,7 +16,7 @@ import operator
 import random
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,16 +24,12 @@ import torch
 from torch import nn
 
 from memopt.memory.attributes import is_object
+from memopt.memory.module_attributes import FIXED, NUMBERS, ModuleAttributes, attributes_of
 from memopt.torch_compat import pytree
-from memopt.torch_compat.modules import OF_COMPILER
+from memopt.torch_compat.modules import modules_of
 
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
-_NUMBERS = frozenset({bool, int, float, complex, str, bytes, type(None)})
-# Of these nothing is to be set back.
-_FIXED = _NUMBERS | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, type(torch.ops.aten)}
 _NOT_ENTERED = (nn.Module, type, types.ModuleType, types.BuiltinFunctionType, logging.Logger)
-_HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name and not name.endswith("with_kwargs"))
-_PARTS = frozenset(vars(nn.Module())) | OF_COMPILER
 # Classes of these packages are entered by other threads, or are no state of a model.
 _OTHERS = frozenset({"torch", "memopt", "threading", "queue", "logging", "asyncio", "multiprocessing", "concurrent"})
 _GONE = object()
@@ -47,8 +43,16 @@ class ObjectState:
         tensors: those that objects and containers hold, but for attributes of modules.
     """
 
-    def __init__(self, model: nn.Module, inputs: Any = ()) -> None:
-        """Look at what the model's modules, their hooks and methods reach, and at what it is called with."""
+    def __init__(
+        self, model: nn.Module, inputs: Any = (), attributes: Sequence[ModuleAttributes] | None = None
+    ) -> None:
+        """Look at what the model's modules, their hooks and methods reach, and at what it is called with.
+
+        Args:
+            model: whose code it is.
+            inputs: what it is called with.
+            attributes: of all of its modules; None: look for them.
+        """
         self.tensors: list[torch.Tensor] = []
         self._seen: set[int] = set()
         self._contents: list[tuple[Any, list[Any]]] = []
@@ -59,15 +63,13 @@ class ObjectState:
         self._iterators: list[tuple[Any, Any, Any, Iterator[Any]]] = []
         self._generators: list[tuple[str, types.GeneratorType[Any, Any, Any], Any]] = []
         kinds: dict[type, None] = {}
-        for module in model.modules():
-            attributes = vars(module)
-            kinds[type(module)] = None
-            for key in attributes.keys() - _PARTS:
-                value = attributes[key]
-                if type(value) not in _FIXED and not isinstance(value, torch.Tensor):
-                    self._look(attributes, key, value, _DEPTH)
-            for key in _HOOKS:
-                if hooks := attributes.get(key):
+        for item in attributes_of(modules_of(model)) if attributes is None else attributes:
+            kinds[item.kind] = None
+            for key, value in item.others:
+                if not isinstance(value, torch.Tensor):
+                    self._look(item.held, key, value, _DEPTH)
+            for key, hooks in item.hooks:
+                if isinstance(hooks, dict) and not key.endswith("with_kwargs"):
                     for hook in list(hooks.values()):
                         self._look(None, key, hook, _DEPTH)
         for kind in kinds:
@@ -100,7 +102,7 @@ class ObjectState:
         return str(changed[0]) if changed else ""
 
     def _look(self, holder: Any, key: Any, value: Any, depth: int) -> None:
-        if type(value) in _FIXED or id(value) in self._seen or isinstance(value, _NOT_ENTERED):
+        if type(value) in FIXED or id(value) in self._seen or isinstance(value, _NOT_ENTERED):
             return
         if not depth or len(self._seen) >= _MOST:
             return
@@ -140,7 +142,7 @@ class ObjectState:
         items: Iterable[tuple[Any, Any]] = contents if isinstance(value, dict) else enumerate(contents)
         holder = None if isinstance(value, set) else value
         for place, item in items:
-            if type(item) not in _FIXED:
+            if type(item) not in FIXED:
                 self._look(holder, place, item, depth - 1)
 
     def _object(self, value: Any, depth: int) -> None:
@@ -149,7 +151,7 @@ class ObjectState:
         attributes = vars(value)
         self._attributes.append((attributes, dict(attributes)))
         for key, item in list(attributes.items()):
-            if type(item) not in _FIXED:
+            if type(item) not in FIXED:
                 self._look(attributes, key, item, depth - 1)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
@@ -161,14 +163,14 @@ class ObjectState:
             except ValueError:  # it was never filled
                 continue
             put, get = functools.partial(setattr, cell, "cell_contents"), functools.partial(_content, cell)
-            if type(content) in _NUMBERS:
+            if type(content) in NUMBERS:
                 self._variables.append((put, get, content))
             else:
                 self._look(None, "a variable", content, depth - 1)
         known = function.__globals__
         for name, written in _globals(function.__code__):
             value = known.get(name)
-            if type(value) in _NUMBERS:
+            if type(value) in NUMBERS:
                 if written:
                     put = functools.partial(operator.setitem, known, name)
                     self._variables.append((put, functools.partial(known.get, name), value))
@@ -234,7 +236,7 @@ def _is_there(iterator: Any, copied: Any) -> bool:
             return _is_there(iterator.__reduce__()[1:], copied.__reduce__()[1:])
     if type(iterator) is tuple:
         return len(iterator) == len(copied) and all(map(_is_there, iterator, copied))
-    if type(iterator) in _NUMBERS:
+    if type(iterator) in NUMBERS:
         return bool(iterator == copied)
     return iterator is copied or (type(iterator) is list and len(iterator) == len(copied))
 
@@ -272,7 +274,7 @@ def _place(generator: types.GeneratorType[Any, Any, Any]) -> Any:
     frame = generator.gi_frame
     if frame is None:
         return None
-    numbers = {name: value for name, value in frame.f_locals.items() if type(value) in _NUMBERS}
+    numbers = {name: value for name, value in frame.f_locals.items() if type(value) in NUMBERS}
     inner = [value.__reduce__()[2:] for value in frame.f_locals.values() if type(value) in _COUNTED]
     return frame.f_lasti, numbers, inner
 

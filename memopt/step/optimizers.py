@@ -227,7 +227,8 @@ class Optimizers:
 
     def _grows(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it is looked at after each step: no step on fake tensors told what it holds, or that has grown."""
-        items = [item for item in self.instances() if id(item) in self._alone and optimizer in optimizers_in(item)]
+        known = [item for item in self.instances() if id(item) in self._alone]
+        items = [item for item in known if item is optimizer or optimizer in optimizers_in(item)]
         return any(self._alone[id(item)].later or self._growth(item, 1) for item in items)
 
     def _growth(self, item: Any, pairs: int) -> int:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from memopt.torch_compat.dynamo import is_passed_over, own_entry, with_entries
+from memopt.torch_compat.modules import modules_of
 from memopt.torch_compat.patched import replaced
 
 # Where the state of `fully_shard` is of one of its classes, the distributed part of torch has been imported.
@@ -106,7 +107,7 @@ def sharded_captured(model: nn.Module) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         seen: set[Any] = set()
-        for module in model.modules() if _STATE in sys.modules else ():  # in every call: else there is none to look for
+        for module in modules_of(model) if _STATE in sys.modules else ():  # in every call: else there is none
             kind: Any = type(module)
             entries = _entries_of(kind) if isinstance(module, torch.distributed.fsdp.FSDPModule) else None
             if entries is not None:
@@ -196,7 +197,7 @@ def _states_of(model: nn.Module) -> list[Any]:
     home = sys.modules.get(_STATE)
     if home is None:  # nothing is sharded before it is imported: calls without gradients ask each time
         return []
-    return list(dict.fromkeys(filter(None, map(home._get_module_fsdp_state, model.modules()))))
+    return list(dict.fromkeys(filter(None, map(home._get_module_fsdp_state, modules_of(model)))))
 
 
 def _groups_of(state: Any) -> list[Any]:

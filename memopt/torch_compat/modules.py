@@ -48,6 +48,19 @@ def own_modules(module: nn.Module) -> Mapping[str, nn.Module | None]:
     return module._modules
 
 
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """What `model.modules()` goes through, in its order, in a plain loop: it is gone through before each call."""
+    found: dict[int, nn.Module] = {}
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            if inner := module._modules:
+                waiting.extend([part for part in inner.values() if part is not None][::-1])
+    return list(found.values())
+
+
 def change_tensors(module: nn.Module, change: Callable[[Any], Any], recurse: bool = True) -> None:
     """Set the tensors of a module, and with `recurse` of its modules, to what `change` makes of each, as `to` does."""
     module._apply(change, recurse)  # type: ignore[no-untyped-call]
@@ -81,7 +94,7 @@ def _has_global_hooks() -> bool:
 
 def has_disabled_forward(model: nn.Module) -> bool:
     """Whether the forward of the model or of a module of its is kept from being traced by `torch.compiler.disable`."""
-    return any(getattr(module.forward, "_torchdynamo_disable", False) for module in model.modules())
+    return any(getattr(module.forward, "_torchdynamo_disable", False) for module in modules_of(model))
 
 
 def hooks_after_accumulation(parameter: torch.Tensor) -> dict[int, Callable[[torch.Tensor], None]] | None:

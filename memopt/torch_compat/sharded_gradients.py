@@ -9,7 +9,6 @@ own as well, before anything runs that this could overlap with, and its memory s
 from __future__ import annotations
 
 import functools
-import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +17,7 @@ import torch
 from torch import nn
 
 from memopt.torch_compat.autograd_nodes import at_end_of_backward
-from memopt.torch_compat.backward import backward_task
 from memopt.torch_compat.fully_sharded import groups_in, kept_root
-from memopt.torch_compat.gradient_pieces import GradientPieces, largest_free_bytes, with_own_storage
 
 
 def share_memory_with_activations(model: nn.Module) -> None:
@@ -28,11 +25,10 @@ def share_memory_with_activations(model: nn.Module) -> None:
 
     What the root gathers for good lies where activations will be.
     """
-    pieces = GradientPieces()
     for group in groups_in(model):
         kind = _kind()
         if type(group._reduce_scatter_comm) is kind.__base__:
-            group._reduce_scatter_comm = kind(group, pieces)
+            group._reduce_scatter_comm = kind(group)
     root = kept_root(model)
     if root is not None:
         root.unshard_async_op = True
@@ -46,10 +42,9 @@ def _kind() -> Any:
     class ReduceBesideActivations(DefaultReduceScatter):
         """Torch's own, which is asked for memory twice: where backward runs for what is sent, then for what comes."""
 
-        def __init__(self, group: Any, pieces: GradientPieces) -> None:
-            self._group, self._pieces = weakref.ref(group), pieces
+        def __init__(self, group: Any) -> None:
+            self._group = weakref.ref(group)
             self._computing: torch.cuda.Stream | None = None
-            self._sent = 0  # bytes
 
         def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
             group = self._group()
@@ -58,7 +53,7 @@ def _kind() -> Any:
                 return plain()
             here = torch.cuda.current_stream(device)
             if here != group.comm_ctx.reduce_scatter_stream:
-                self._computing, self._sent = here, math.prod(size) * dtype.itemsize
+                self._computing = here
                 return plain()
             computing, self._computing = self._computing, None
             if computing is None or not stays_until_the_end(group, dtype):
@@ -66,23 +61,9 @@ def _kind() -> Any:
             # The reducing stream has just been made to wait for all that the other one was given, so that nothing
             # reads what lay there; that one waits for it before backward ends, and until then the memory is held.
             with torch.cuda.stream(computing):
-                shards = self._in_a_piece(size, dtype, device, computing)
-                shards = plain() if shards is None else shards
+                shards = plain()
             at_end_of_backward(functools.partial(_drop, shards))
             return shards
-
-        def _in_a_piece(
-            self, size: Sequence[Any], dtype: torch.dtype, device: torch.device, computing: torch.cuda.Stream
-        ) -> torch.Tensor | None:
-            if self._pieces.begins(backward_task()):
-                at_end_of_backward(self._pieces.ends)
-            part = self._pieces.take(
-                math.prod(size) * dtype.itemsize,
-                2 * self._sent,  # of another group: whole parameters, their gradients, and what is sent of these
-                functools.partial(largest_free_bytes, device, computing),
-                functools.partial(_kept, device),
-            )
-            return None if part is None else with_own_storage(part, dtype).view(*size)
 
     return ReduceBesideActivations
 
@@ -106,13 +87,6 @@ def stays_until_the_end(group: Any, dtype: torch.dtype) -> bool:
         if getattr(shard, "_post_accumulate_grad_hooks", None):
             return False
     return True
-
-
-def _kept(device: torch.device, nbytes: int) -> torch.Tensor:
-    """Memory that is kept while backward runs, and no longer if it fails."""
-    piece = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    at_end_of_backward(functools.partial(_drop, piece))
-    return piece
 
 
 def _drop(_: torch.Tensor) -> None:

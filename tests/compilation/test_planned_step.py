@@ -1,6 +1,7 @@
 """The plan of a step: what an attempt at another one is made with, and what is as before once it is given up."""
 
 import pytest
+import torch
 
 from memopt.backends.aten import AtenBackend
 from memopt.budget import parse_budget
@@ -44,3 +45,12 @@ def test_an_engine_may_try_its_own_partition_of_one_graph_or_without_a_budget(st
     assert step.may_leave(graph_break=False) and not step.may_leave(graph_break=True)
     step.budget = None
     assert step.may_leave(graph_break=True)
+
+
+@pytest.mark.parametrize(("graphs", "device", "left"), [(2, "cuda", 3000), (2, "cpu", 0), (1, "cuda", 0)])
+def test_what_is_sent_behind_several_graphs_is_left_a_place_of_its_own(step, graphs, device, left):
+    step.counts_resident(Resident(sent_in_blocks=3000, device=torch.device(device)))
+    step.reserves_for_capture([None] * graphs, 10**9)
+    assert step.capture_reserve.bytes == left
+    step.reserves_for_capture([None] * graphs, None)
+    assert step.capture_reserve.bytes == 0

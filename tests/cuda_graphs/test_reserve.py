@@ -36,6 +36,14 @@ def test_what_was_given_up_is_left_no_more():
     assert left.bytes == 0
 
 
+def test_a_place_for_what_is_sent_is_left_until_it_is_given_up():
+    left = CaptureReserve()
+    left.leave_in_one(3000)
+    assert left.bytes == 3000 and left.give_up()
+    left.leave_in_one(3000)
+    assert left.bytes == 0 and not left.give_up()
+
+
 @pytest.fixture
 def planned(monkeypatch):
     """Compile and take a step of a small model within a budget; its report."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memopt.capture.shadow import Shadow, model_names
-from memopt.memory.distributed import gathered_bytes, groups_of, sent_last_bytes
+from memopt.memory.distributed import gathered_bytes, groups_of, sent_in_blocks_bytes, sent_last_bytes
 from memopt.memory.reach import plain_tensors
 from memopt.memory.resident import storage_bytes
 from memopt.program import InputKind
@@ -79,6 +79,7 @@ def test_shards_are_counted_and_what_is_gathered_beside(sharded):
     assert gathered_bytes(sharded) == kept + 2 * whole + whole + 2 * whole
     sent, shard = sum(each.sent_bytes for each in root), sum(each.shard.to_local().nbytes for each in root)
     assert sent_last_bytes(sharded) == sent - min(kept, shard) > 0
-    assert sent_last_bytes(Net()) == 0
+    assert sent_in_blocks_bytes(sharded) == sent + shard
+    assert sent_last_bytes(Net()) == 0 and sent_in_blocks_bytes(Net()) == 0
     assert gathered_bytes(Net()) == 0
     assert len(groups_of(sharded)) == 1 and groups_of(Net()) == []
