@@ -118,7 +118,7 @@ class OtherTensors:
             if changed:
                 self.total = wanted if wanted >= LITTLE else 0
                 self.of_step = min(self.total, of_step)
-                self._counted = counted if self.total else {}
+            self._counted = counted if self.total else {}  # as many bytes may be of others, as of the other batches
             return changed
 
     def optimizer_stepped(self) -> None:

@@ -129,6 +129,19 @@ def test_what_a_loop_keeps_of_each_step_is_counted_once():
     assert call._memopt.sessions.around.seen.held >= kept.nbytes
 
 
+def test_batches_that_lie_side_by_side_count_whichever_is_the_input():
+    model, batches = Net(), [batch() for _ in range(4)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, "1MB", optimizer=optimizer, backend="aten")
+    graphs = []
+    for x in batches[:2]:  # the second call begins with gradients, and has a plan of its own
+        call(x).backward()
+        optimizer.step()
+        assert call.report.breakdown.others == 3 * x.nbytes
+        graphs.append(call._memopt.sessions.graphs)
+    assert graphs == [1, 2]
+
+
 def test_what_an_eager_model_before_it_saves_for_backward():
     encoder, model, x = (
         nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4))),
