@@ -13,9 +13,10 @@ from torch._guards import TracingContext
 from torch._inductor import codecache, compile_fx, ir
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
+from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 from torch._inductor.graph import GraphLowering
 from torch._inductor.output_code import CompiledFxGraph
-from torch._inductor.utils import needs_fallback_due_to_atomic_add_limitations
+from torch._inductor.utils import needs_fallback_due_to_atomic_add_limitations, op_dtype_propagation_rules
 from torch.fx.experimental import _config as shapes_config
 
 from memopt.torch_compat.patched import replaced
@@ -47,6 +48,11 @@ def compile_traced(module: fx.GraphModule, inputs: Sequence[Any], **options: Any
     Where Inductor would look at symbolic sizes only to choose faster code, it takes what holds for all: on a GPU a
     GPT-2 was compiled anew for lengths that are no multiple of 8, for few tokens, and for both (also by torch.compile).
     """
+    with types_ruled_once():
+        return _compile_traced(module, inputs, **options)
+
+
+def _compile_traced(module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     symbol = next((value for value in inputs if isinstance(value, torch.SymInt)), None)
     if symbol is None:
         return compile_fx.compile_fx_inner(module, inputs, **options)
@@ -61,6 +67,24 @@ def compile_traced(module: fx.GraphModule, inputs: Sequence[Any], **options: Any
         compiled = compile_fx.compile_fx_inner(module, inputs, **options)
     _give_strides_of_all_sizes(compiled, symbol.node.shape_env)
     return compiled
+
+
+@contextlib.contextmanager
+def types_ruled_once() -> Iterator[None]:
+    """Within: what tells the types of operations' results learns its rules once, and anew where rules were added.
+
+    Inductor has one such object, but asks for it at each operation of each kernel, and each time it learns them all.
+    """
+    plain, known = DtypePropagationOpsHandler.__init__, -1
+
+    def learn(handler: DtypePropagationOpsHandler) -> None:
+        nonlocal known
+        if known != len(op_dtype_propagation_rules):
+            plain(handler)
+            known = len(op_dtype_propagation_rules)
+
+    with replaced(DtypePropagationOpsHandler, "__init__", learn):
+        yield
 
 
 def _give_strides_of_all_sizes(compiled: Any, shapes: Any) -> None:

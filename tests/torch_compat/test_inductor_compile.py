@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch._inductor import ir
+from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 from torch._inductor.graph import GraphLowering
+from torch._inductor.utils import op_dtype_propagation_rules
 
 from memopt.torch_compat.inductor_compile import (
     adds_one_by_one,
@@ -11,6 +13,7 @@ from memopt.torch_compat.inductor_compile import (
     compile_graph,
     compile_traced,
     modules_loaded_by,
+    types_ruled_once,
 )
 from tests.inductor.test_peak_lower_bound import needs_compiler
 
@@ -71,3 +74,37 @@ def test_sizes_that_are_symbols_are_not_guarded_for_faster_code(monkeypatch):
     for rows in (16, 24, 5):
         torch.testing.assert_close(compiled(torch.ones(rows)), call(torch.ones(rows)))
     assert aligned == [False] and unguarded == [True]
+
+
+def test_rules_for_types_are_learnt_once_and_anew_where_one_was_added(monkeypatch):
+    learnt, plain = [], DtypePropagationOpsHandler.__init__
+
+    def learn(handler):
+        learnt.append(handler)
+        plain(handler)
+
+    monkeypatch.setattr(DtypePropagationOpsHandler, "__init__", learn)
+    with types_ruled_once():
+        assert DtypePropagationOpsHandler() is DtypePropagationOpsHandler() and len(learnt) == 1
+        monkeypatch.setitem(op_dtype_propagation_rules, "of_a_test", op_dtype_propagation_rules["sin"])
+        assert DtypePropagationOpsHandler().of_a_test is not None and len(learnt) == 2
+        DtypePropagationOpsHandler()
+        assert len(learnt) == 2
+    DtypePropagationOpsHandler()
+    assert len(learnt) == 3, "outside of the block it is as torch has it"
+
+
+@needs_compiler
+def test_rules_for_types_are_learnt_once_for_a_graph(monkeypatch):
+    learnt, plain = [], DtypePropagationOpsHandler.__init__
+
+    def learn(handler):
+        learnt.append(handler)
+        plain(handler)
+
+    monkeypatch.setattr(DtypePropagationOpsHandler, "__init__", learn)
+    x = torch.randn(7)
+    made = torch.fx.symbolic_trace(lambda x: ((x.sin() + 1).exp() * 2,))
+    run = compile_graph(made, [x], compile_traced, {"fx_graph_cache": False})
+    torch.testing.assert_close(run(x)[0], (x.sin() + 1).exp() * 2)
+    assert len(learnt) == 1
