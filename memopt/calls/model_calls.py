@@ -241,8 +241,8 @@ class ModelCalls:
         step, planned, began = session.step, session.report, time.perf_counter()
         failure: Failure | None = None
         graphs, whole = self.sessions.graphs, copy.copy(self.sessions.reference)
-        doubtful = has_disabled_forward(self.model) or self.eager_within.not_captured
-        if self.options.budget is not None and session.report is None and doubtful:
+        unplanned = self.options.budget is not None and session.report is None
+        if unplanned and (self.eager_within.not_captured or has_disabled_forward(self.model)):
             # It is not run whole to find that nothing is captured: what it saves may be more than the budget.
             captured = self.planned.captures(session, args, kwargs)
             before.restore()  # a twin has the model's own objects

@@ -13,7 +13,7 @@ from memopt.memory.module_attributes import PARTS, ModuleAttributes, attributes_
 from memopt.memory.object_state import ObjectState, contents_of, refill
 from memopt.torch_compat import pytree
 from memopt.torch_compat.fully_sharded import let_go
-from memopt.torch_compat.modules import OF_COMPILER, modules_of, own_buffers, own_parameters
+from memopt.torch_compat.modules import OF_COMPILER, modules_of
 from memopt.torch_compat.storages import id_of_storage, version_of
 from memopt.torch_compat.transforms import is_transformed
 
@@ -179,8 +179,8 @@ def _tensors(
 
 # What a tensor of a module is, and where a module has those of that kind.
 _PLACES: tuple[tuple[str, Callable[[ModuleAttributes], Iterable[tuple[str, Any]]]], ...] = (
-    ("buffer", lambda item: own_buffers(item.module).items()),  # TorchScript's modules have them elsewhere
-    ("parameter", lambda item: own_parameters(item.module).items()),
+    ("buffer", lambda item: item.buffers.items() if item.buffers else ()),
+    ("parameter", lambda item: item.parameters.items() if item.parameters else ()),
     ("attribute", lambda item: item.others),
 )
 
