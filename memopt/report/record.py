@@ -180,6 +180,11 @@ class Report:
     executables: tuple[ExecutableReport, ...] = ()
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
+    @property
+    def minimum_is_a_bound(self) -> bool:
+        """Whether plans are known that are predicted to take less: the minimum is at most what code was seen to keep."""
+        return self.minimum_bytes is not None and any(point.bytes < self.minimum_bytes for point in self.curve[-1:])
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, as one self-contained HTML page or as text, by the path's suffix.
 

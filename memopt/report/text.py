@@ -57,7 +57,8 @@ def headline(report: Report) -> list[tuple[str, str]]:
     rows.append(("predicted peak", format_bytes(report.peak_bytes)))
     rows.append(("measured peak", measured(report)))
     if report.minimum_bytes is not None:
-        rows.append(("least possible", format_bytes(report.minimum_bytes)))
+        bound = "at most " if report.minimum_is_a_bound else ""
+        rows.append(("least possible", f"{bound}{format_bytes(report.minimum_bytes)}"))
     return rows
 
 

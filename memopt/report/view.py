@@ -137,7 +137,8 @@ def _cards(report: Report) -> list[View]:
         cards.append(card("measured peak", format_bytes(report.measured_peak_bytes, short=True), words, tone))
     cards.append(card("peak without a plan", format_bytes(plain, short=True)))
     if report.minimum_bytes is not None and report.curve:
-        cards.append(card("least possible", format_bytes(report.minimum_bytes, short=True)))
+        words = "at most: a plan is predicted to take less" if report.minimum_is_a_bound else ""
+        cards.append(card("least possible", format_bytes(report.minimum_bytes, short=True), words))
     chosen = [point for point in report.curve if point.chosen]
     if chosen:
         cards.append(card("time of a step", format_seconds(chosen[0].seconds), f"predicted; {chosen[0].extra:+.1%}"))

@@ -17,6 +17,14 @@ def test_says_what_decides():
     assert "merge_common refused 2 more" in text
 
 
+def test_a_minimum_that_a_plan_of_the_curve_goes_below_is_a_bound():
+    sample = report()
+    assert sample.curve and "least possible  600.00 MB" in str(sample)
+    last = dataclasses.replace(sample.curve[-1], bytes=599_000_000)
+    less = dataclasses.replace(sample, curve=(*sample.curve[:-1], last))
+    assert "least possible  at most 600.00 MB" in str(less)
+
+
 def test_a_broken_budget_is_shouted():
     assert "OVER THE BUDGET" in str(dataclasses.replace(report(), measured_peak_bytes=900_000_001))
 
