@@ -182,7 +182,7 @@ class Report:
 
     @property
     def minimum_is_a_bound(self) -> bool:
-        """Whether plans are known that are predicted to take less: the minimum is at most what code was seen to keep."""
+        """Whether a plan is predicted to take less: the minimum is of code that was seen to keep it."""
         return self.minimum_bytes is not None and any(point.bytes < self.minimum_bytes for point in self.curve[-1:])
 
     def save(self, path: str | os.PathLike[str]) -> None:
