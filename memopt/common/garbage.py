@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
+import weakref
 from collections.abc import Iterator
+
+import torch
 
 # New objects between two looks for garbage while graphs are made, and such looks between those at older objects: what
 # outlives one look mostly stays. Python's own setting spends an eighth of the time on looking through it.
@@ -39,6 +43,7 @@ def not_collecting() -> Iterator[None]:
 _PYTHONS_OWN = 1000
 
 _once = False  # whether what was looked at once is left aside
+_aside: list[weakref.ref[torch.Tensor]] = []  # the tensors of that: Python lists no objects that are left aside
 
 
 def _frozen_by_the_caller() -> bool:
@@ -59,7 +64,7 @@ def looking_once() -> Iterator[None]:
         yield
     finally:
         if _once and not before:
-            gc.unfreeze()
+            _unfreeze()
         _once = before
 
 
@@ -67,13 +72,15 @@ def collect() -> None:
     """Let go of cyclic garbage, of device memory that it holds above all."""
     gc.collect()
     if _once:
+        _aside[:] = [each for each in _aside if each() is not None]
+        _aside.extend(map(weakref.ref, _listed()))
         gc.freeze()
 
 
 def collect_all() -> None:
     """Let go of cyclic garbage that was still in use when `collect` looked at it, too: where memory is missed."""
     if _once:
-        gc.unfreeze()
+        _unfreeze()
     collect()
 
 
@@ -81,3 +88,27 @@ def collect_early() -> None:
     """Look for garbage now, while there is time, where `collect` will have to look at less for it."""
     if _once:
         collect()
+
+
+def python_tensors() -> list[torch.Tensor]:
+    """The tensors that are Python's objects, but those that the user told the collector of garbage to leave aside."""
+    return [*(tensor for each in _aside if (tensor := each()) is not None), *_listed()]
+
+
+def _unfreeze() -> None:
+    _aside.clear()
+    gc.unfreeze()
+
+
+def _listed() -> list[torch.Tensor]:
+    objects, kinds = gc.get_objects(), _Tensors()
+    # A million objects is usual: they are told apart without a line of Python for each.
+    return list(itertools.compress(objects, map(kinds.__getitem__, map(type, objects))))
+
+
+class _Tensors(dict[type, bool]):
+    """Whether objects of a class are tensors."""
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = found = issubclass(kind, torch.Tensor)
+        return found

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
-import itertools
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from memopt.common.garbage import python_tensors
 from memopt.memory.reach import is_sparse, plain_tensors
 from memopt.memory.rounding import allocated_bytes
 from memopt.torch_compat.saved_data import saved_behind
@@ -59,17 +58,10 @@ def live_blocks(device: torch.device) -> Blocks:
     }
 
 
-def python_tensors() -> list[torch.Tensor]:
-    """The tensors that are Python's objects, but those that the collector of garbage was told to leave aside."""
-    objects, kinds = gc.get_objects(), _Tensors()
-    # A million objects is usual: they are told apart without a line of Python for each.
-    return list(itertools.compress(objects, map(kinds.__getitem__, map(type, objects))))
-
-
 def live_tensors() -> list[torch.Tensor]:
     """Python's tensors, their gradients and what their graphs have saved; a storage may be among them several times.
 
-    Not shown is what only C++ holds, and objects that the collector of garbage was told to leave aside (`gc.freeze`).
+    Not shown is what only C++ holds, and objects that the user had set aside (`gc.freeze`).
     """
     given, made = _live_tensors()
     return [*given, *made]
@@ -99,14 +91,6 @@ def live_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     return sum(block.nbytes for block in live_blocks(device).values())
-
-
-class _Tensors(dict[type, bool]):
-    """Whether objects of a class are tensors."""
-
-    def __missing__(self, kind: type) -> bool:
-        self[kind] = found = issubclass(kind, torch.Tensor)
-        return found
 
 
 def alive(blocks: Blocks) -> Blocks:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from memopt.memory.live_tensors import python_tensors
+from memopt.common.garbage import python_tensors
 from memopt.memory.reach import storages_of
 from memopt.monitoring.groups import WEIGHTS, grouped
 from memopt.monitoring.record import Leak

@@ -4,9 +4,10 @@ import gc
 import weakref
 
 import pytest
+import torch
 
 from memopt.common import garbage
-from memopt.common.garbage import collect, collect_all, collecting_rarely, looking_once
+from memopt.common.garbage import collect, collect_all, collecting_rarely, looking_once, python_tensors
 
 FROZEN_BY_THE_CALLER = garbage._frozen_by_the_caller
 
@@ -81,3 +82,19 @@ def test_what_was_in_use_when_it_was_looked_at_is_found_where_all_is_looked_at(n
         assert lost() is None and gc.get_freeze_count() > 0
     collect_all()
     assert gc.get_freeze_count() == 0
+
+
+def test_tensors_that_are_left_aside_are_seen(nothing_frozen):
+    def seen(tensor):
+        return sum(each is tensor for each in python_tensors())
+
+    early = torch.ones(3)
+    with looking_once():
+        collect()
+        late = torch.ones(4)
+        collect()
+        assert seen(early) == seen(late) == 1
+        alive = weakref.ref(early)
+        del early
+        assert alive() is None and seen(late) == 1
+    assert seen(late) == 1 and gc.get_freeze_count() == 0
