@@ -123,11 +123,11 @@ def gathered_bytes(model: nn.Module) -> int:
     """
     stays = 0
     arrives, whole_now, sent_now = [], [], []
-    reuses = next(model.parameters()).is_cuda if has_group() else False
     for number, (group, is_kept) in enumerate(groups(model)):
         whole, sent = sum(each.whole_bytes for each in group), sum(each.sent_bytes for each in group)
         stays += whole if is_kept else 0
-        arrives.append(0 if is_kept and reuses and number == 0 else whole)
+        reuses = is_kept and number == 0 and any(part.is_cuda for each in group for part in plain_tensors(each.shard))
+        arrives.append(0 if reuses else whole)
         whole_now.append(0 if is_kept else whole)
         sent_now.append(0 if is_kept else sent)
     arriving = max((here + after for here, after in itertools.pairwise([*arrives, 0])), default=0)
