@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from memopt.torch_compat.recurrent_layers import RECURRENT_BACKWARD
 from memopt.torch_compat.storages import storage_id
 
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+_OF_ONEDNN = (torch.float32, torch.bfloat16, torch.float16)  # of other types ATen computes convolutions itself
 _CHANNELS = 8
 _KEPT = {"LSTM": 24, "GRU": 12, "RNN_TANH": 4, "RNN_RELU": 4}
 _KEPT_BY_CUDNN = {"LSTM": 14, "GRU": 14, "RNN_TANH": 12, "RNN_RELU": 12}
@@ -63,7 +65,9 @@ def workspace_bytes(node: fx.Node) -> int:
         weight = operands_of(node)[-1]
         return allocated_bytes(weight.numel() * torch.float32.itemsize, weight.device)
     if node.target in _CONVOLUTIONS:
-        return sum(allocated_bytes(span(t) * t.element_size(), t.device) for t in operands_of(node))
+        operands = sum(allocated_bytes(span(t) * t.element_size(), t.device) for t in operands_of(node))
+        result = tensors_of(node)[0]
+        return operands if result.is_cuda or result.dtype in _OF_ONEDNN else _unfolded_bytes(node, operands)
     if node.target in _SORTS:
         return output_bytes(node)
     if node.target is RECURRENT_BACKWARD:
@@ -79,7 +83,8 @@ def most_workspace_bytes(node: fx.Node) -> int:
 
     On a CPU convolutions (oneDNN) may reorder their results as well, which most do not: a plan counts what is measured.
     """
-    reordered = node.target in _CONVOLUTIONS and not tensors_of(node)[0].is_cuda
+    result = tensors_of(node)[0] if node.target in _CONVOLUTIONS else None
+    reordered = result is not None and not result.is_cuda and result.dtype in _OF_ONEDNN
     return workspace_bytes(node) + reordered * output_bytes(node)
 
 
@@ -103,6 +108,24 @@ def _recurrent_bytes(node: fx.Node) -> int:
     elements = length * batch * wide.shape[0] * wide.shape[-1] * kept
     elements = elements // argument(node, "pieces") + 2 * sum(weight.numel() for weight in weights)
     return allocated_bytes(int(elements) * wide.element_size(), wide.device)
+
+
+def _unfolded_bytes(node: fx.Node, operands: int) -> int:
+    """What ATen's own convolution takes on a CPU: all that its kernel sees at each place, and groups apart.
+
+    Of one sample at a time where the kernel is dilated, and in backward of a transposed one.
+    """
+    forward = node.target is _CONVOLUTIONS[0]
+    values: Any = fx.map_arg(node.args[:3], lambda operand: operand.meta["val"])
+    image, weight = values[:2] if forward else values[1:]
+    transposed, groups = argument(node, "transposed"), argument(node, "groups")
+    places = image if transposed else tensors_of(node)[0] if forward else values[0]
+    alone = (transposed and not forward) or any(step > 1 for step in argument(node, "dilation"))
+    seen = weight[0].numel() * math.prod(places.shape[2:]) * (1 if alone else image.shape[0])
+    if weight.dim() == 5 and not transposed and not alone:  # those of volumes see all groups at once
+        seen *= groups
+    apart = operands + output_bytes(node) if groups > 1 else 0
+    return allocated_bytes(seen * image.element_size(), image.device) + apart
 
 
 def _lies_last(image: torch.Tensor) -> bool:

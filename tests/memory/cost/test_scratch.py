@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import memopt
 from memopt.memory.cost.measure import bytes_needed
 from memopt.memory.cost.scratch import most_workspace_bytes, output_bytes, workspace_bytes
 from memopt.memory.cost.table import CostTable
@@ -51,6 +52,27 @@ def test_convolutions_reorder_their_operands() -> None:
     assert most_workspace_bytes(found) == X.nbytes + weight.nbytes + F.conv2d(X, weight).nbytes, (
         "oneDNN may, results too"
     )
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize(("dims", "transposed", "dilation"), [(1, 0, 1), (2, 0, 1), (2, 0, 2), (2, 1, 1), (3, 0, 1)])
+def test_convolutions_that_atens_own_code_computes_unfold_their_images(dims, transposed, dilation, groups) -> None:
+    channels = (8, 16 // groups) if transposed else (16, 8 // groups)
+    image, weight = torch.ones(6, 8, *[6] * dims).double(), torch.ones(*channels, *[3] * dims).double()
+    options = (None, [1] * dims, [1] * dims, [dilation] * dims, bool(transposed), [0] * dims, groups)
+
+    def forward(x, w):
+        return (torch.ops.aten.convolution(x, w, *options),)
+
+    def backward(g, x, w):
+        return torch.ops.aten.convolution_backward(g, x, w, None, *options[1:], [True, True, False])[:2]
+
+    gradient = torch.ones_like(forward(image, weight)[0])
+    for run, operands in ((forward, (image, weight)), (backward, (gradient, image, weight))):
+        found = node(trace(run, *operands), "convolution")
+        taken = memopt.measure(run, *operands).peak_bytes - output_bytes(found)
+        assert taken <= most_workspace_bytes(found) + 64
+        assert groups > 1 or workspace_bytes(found) <= taken
 
 
 # Measured in bfloat16 on an H200 by cuDNN 9.19: input, weight, stride, padding, transposed, bytes.
