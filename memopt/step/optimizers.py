@@ -19,6 +19,7 @@ from memopt.memory.optimizer_minimum import minimum_state_bytes
 from memopt.memory.optimizers import Counted, count, holding, holds_some, listed, together, was_given_some
 from memopt.memory.reach import optimizers_in
 from memopt.memory.step_watch import StepWatch
+from memopt.torch_compat.modules import requires_gradients
 from memopt.torch_compat.storages import version_of
 
 _AHEAD = 4  # steps whose growth is counted ahead
@@ -103,7 +104,7 @@ class Optimizers:
         Raises:
             ValueError: one that was given holds none of these parameters.
         """
-        trained = tuple(parameter.requires_grad for parameter in self._model.parameters())
+        trained = requires_gradients(self._model)
         if self._due or trained != self._trained:
             if trained != self._trained:
                 self._alone.clear()

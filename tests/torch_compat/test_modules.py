@@ -99,3 +99,11 @@ def test_hooks_that_see_what_forward_returns_are_those_around_its_call() -> None
     handles[0].remove()
     module(torch.ones(2, requires_grad=True))
     assert found == [(False, []), (True, [look, look]), (True, [look])]
+
+
+def test_which_parameters_are_trained_is_told_in_the_order_of_modules():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2, bias=False)), nn.ReLU())
+    model[0].bias.requires_grad_(False)
+    assert modules.requires_gradients(model) == (True, False, True)
+    model.append(model[0])
+    assert modules.requires_gradients(model) == (True, False, True), "a module that comes twice is gone through once"
