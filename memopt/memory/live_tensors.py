@@ -36,14 +36,17 @@ Blocks = dict[int, Block]
 
 
 def blocks_of(tensors: Iterable[torch.Tensor], device: torch.device) -> Blocks:
-    """The storages of these tensors that lie on a device, by number; none of fake tensors, nor of such without one."""
+    """The storages of these tensors that lie on a device, by number; none of fake tensors, nor of such without memory.
+
+    Such are what autograd functions have saved as they were traced: plain tensors, which hold nothing.
+    """
     found: Blocks = {}
     for tensor in tensors:
         with contextlib.suppress(RuntimeError, NotImplementedError):  # of a subclass that shows no storage
             for part in plain_tensors(tensor) if is_sparse(tensor) or type(tensor) is not torch.Tensor else (tensor,):
                 storage = part.untyped_storage()
                 key = id_of_storage(storage)
-                if key in found or storage.device != device or not storage.nbytes():
+                if key in found or storage.device != device or not storage.nbytes() or not storage.data_ptr():
                     continue
                 found[key] = Block(weakref.ref(storage), allocated_bytes(storage.nbytes(), device))
     return found

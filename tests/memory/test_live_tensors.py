@@ -81,3 +81,11 @@ def test_what_a_graph_has_made_or_saved_of_its_data_is_told_apart_however_often_
         blocks = live_blocks(CPU)
         saved = made.grad_fn.next_functions[0][0].next_functions[0][0]._saved_result
         assert [blocks[storage(each)].of_graph for each in (given, weight, made, saved)] == [True, False, True, True]
+
+
+def test_what_holds_no_memory_counts_nothing():
+    """A traced function of the user's own leaves such tensors: they counted as the loop's, which was refused then."""
+    wrapped = torch._to_functional_tensor(torch.ones(1000))
+    kept = torch.ones(7)
+    found = live_blocks(CPU)
+    assert storage(wrapped) not in found and found[storage(kept)].nbytes == 28
