@@ -119,3 +119,20 @@ def validation_behind(user: User) -> Iterator[None]:
         stepper.step()
         user.note(ahead)
         yield
+
+
+@loop
+def losses_weighed_by_gradients(user: User) -> Iterator[None]:
+    """Two backwards through one graph: the second loss is scaled by the norm of what the first has given."""
+    model = Net()
+    stepper, call = user.with_adamw(model)
+    for x, y in user.batches():
+        out = call(x)
+        one, other = entropy(out, x, y), out.square().mean()
+        stepper.zero_grad()
+        one.backward(retain_graph=True)
+        norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+        (other / norm).backward()
+        stepper.step()
+        user.note(one)
+        yield

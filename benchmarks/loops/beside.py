@@ -90,6 +90,18 @@ def cached_data(user: User) -> Iterator[None]:
 
 
 @loop
+def batches_in_a_list(user: User) -> Iterator[None]:
+    """The data set is a list of batches, each a tensor of its own."""
+    batches, model = list(user.batches()), Net()
+    stepper, call = user.with_adamw(model)
+    for x, y in batches:
+        stepper.zero_grad()
+        entropy(call(x), x, y).backward()
+        stepper.step()
+        yield
+
+
+@loop
 def sharpness_aware(user: User) -> Iterator[None]:
     model = Wide()
     stepper = torch.optim.SGD(model.parameters(), 0.1)

@@ -1,4 +1,4 @@
-"""Loops whose models hold state of their own: counts in objects, generators of random numbers, queues of what was."""
+"""Loops whose models hold state or functions of their own: counts in objects, generators, queues, own derivatives."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import collections
 import random
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,6 +54,34 @@ class Recent(Net):
         return super().forward(x - sum(self.means) / len(self.means))
 
 
+class _Swish(torch.autograd.Function):
+    """Saves its input alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, slope)
+        return x * (slope * x).sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (gradient,), (x, slope) = gradients, ctx.saved_tensors
+        gate = (slope * x).sigmoid()
+        steep = gate * (1 - gate)
+        of_slope = (gradient * x * x * steep).sum().reshape(slope.shape)
+        return gradient * (gate + slope * x * steep), of_slope
+
+
+class OwnDerivatives(Net):
+    """Activations with a backward of their own, by a slope that is learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.ones(1))
+
+    def _block(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return x + _Swish.apply(layer(x), self.slope)  # type: ignore[no-untyped-call]
+
+
 def _trained(user: User, model: nn.Module, *more: torch.Generator) -> Iterator[None]:
     stepper, call = user.with_adamw(model)
     for x, y in user.batches():
@@ -73,3 +102,8 @@ def own_generators(user: User) -> Iterator[None]:
 @loop
 def queue_of_means(user: User) -> Iterator[None]:
     return _trained(user, Recent())
+
+
+@loop
+def own_derivatives(user: User) -> Iterator[None]:
+    return _trained(user, OwnDerivatives())
