@@ -129,6 +129,7 @@ def _composites() -> dict[Any, Any]:
 _STRIDED = {
     "_sparse_coo_tensor": "hand over a dense tensor, or give the embedding sparse=False where this is its gradient",
     "to_sparse": "leave to_sparse() out, or do it outside of the model",
+    "embedding_bag_": "give the embedding bag sparse=False",
 }
 
 

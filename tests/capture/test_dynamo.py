@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -170,12 +171,13 @@ def test_numbers_and_plain_tensors_are_the_users() -> None:
     assert session.hooks[0].needs_gradients
 
 
-def test_sparse_gradients_are_refused_in_one_line() -> None:
-    embedding = nn.Embedding(5, 3, sparse=True)
+@pytest.mark.parametrize("kind", [nn.Embedding, functools.partial(nn.EmbeddingBag, mode="sum")], ids=["one", "bag"])
+def test_sparse_gradients_are_refused_in_one_line(kind) -> None:
+    embedding = kind(5, 3, sparse=True)
     with pytest.raises(
         memopt.CaptureError, match=r"^\S+ \(.+\) is a torch.sparse_coo tensor: only strided.* sparse=False"
     ):
-        memopt.compile(embedding, backend="aten")(torch.tensor([1, 2])).sum().backward()
+        memopt.compile(embedding, backend="aten")(torch.tensor([[1, 2]])).sum().backward()
 
 
 def test_graph_breaks_are_seen() -> None:
