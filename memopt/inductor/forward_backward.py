@@ -309,7 +309,10 @@ def peak_of(code: GraphCode, sized: Callable[[Any], Any], workspace: Workspace) 
 def _forward_beside(
     ahead: ForkedCodegen, module: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    if not lays_out(module):
+    if lays_out(module):
+        if any(isinstance(value, torch.SymInt) for value in inputs):  # strides of symbols are no numbers to hand on
+            return compile_traced(module, inputs, **options)
+    else:
         return _nowhere if ahead.begin(module, inputs) else compile_traced(module, inputs, **options)
     try:
         with ahead.once_laid_out(module, inputs):

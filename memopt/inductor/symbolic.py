@@ -20,6 +20,7 @@ from memopt.capture.dynamo import Hooks, compilation_of
 from memopt.capture.joint import Partitioned
 from memopt.common.phases import phase
 from memopt.engine import ManySizes
+from memopt.inductor.forked_codegen import ForkedCodegen
 from memopt.inductor.forward_backward import ForwardBackward
 from memopt.inductor.min_cut_partition import save_overwritten
 from memopt.inductor.partition import Partition, compile_training, keep_order
@@ -58,6 +59,7 @@ class SymbolicTraining:
         self.graph_module, self.example_inputs, self.hooks = graph_module, example_inputs, hooks
         self.session = compilation_of(hooks)
         self._graphs, self._request = ForwardBackward(hooks.backward), PlanRequest()
+        self._ahead = ForkedCodegen()
         self._joint: tuple[fx.GraphModule, int] | None = None  # with symbols, and how many outputs forward has
         self._sizes = ServedSizes(hooks, example_inputs)
         self._grown = 0  # how often sizes came that were larger than any that are known
@@ -181,7 +183,7 @@ class SymbolicTraining:
 
     def _attempt(self, sizes: Sizes, share: float, *, kept: bool, first: bool) -> Callable[..., Any]:
         """Lower the step once; see `_ATTEMPTS`. But for the first time that is by a plan, or not at all."""
-        self._graphs, policy = ForwardBackward(self.hooks.backward), contextlib.ExitStack()
+        self._graphs, policy = ForwardBackward(self.hooks.backward, self._ahead), contextlib.ExitStack()
         self._sizes.forget()  # of what other code takes
         correction = -int(share * self.session.limit_bytes)
 
@@ -201,7 +203,7 @@ class SymbolicTraining:
                 return min_cut(joint, joint_inputs, **options)
 
         partition, attempt = Partition(cut), self._warm.attempt()
-        with policy:
+        with policy, self._ahead.within():
             return compile_training(  # type: ignore[no-any-return]
                 self.graph_module, self.example_inputs, self._graphs.compile, partition, cached=attempt
             )
