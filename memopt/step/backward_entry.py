@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from memopt.step.missing_tangents import ZEROS, Tangent
 from memopt.torch_compat.backward import compiled_node, keeps_graph, leave_missing, nodes_so_far, running_node
 from memopt.torch_compat.fake_tensors import FakeTensor
 from memopt.torch_compat.returned import saved_in_part
-from memopt.torch_compat.storages import storage_id, version_of
+from memopt.torch_compat.storages import id_of_storage, storage_id, version_of
 from memopt.torch_compat.tracing_context import in_trace
 
 # Calls of one graph on a GPU after which contents are compared no more, since that waits for the device: who writes
@@ -290,14 +289,14 @@ def refuse(_: Any) -> None:
 class Stamp:
     """What tells whether an argument was written to."""
 
+    __slots__ = ("_before", "_contents", "_value", "name")
+
     def __init__(self, value: Any, name: str, contents: bool) -> None:
         self._value, self.name = value, name
         self._before = None if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) else _place(value)
-        self._contents: Any = None
         # On a GPU there may be no room for a copy of what has gaps.
-        if self._before is not None and (value.device.type == "cpu" or (contents and value.is_contiguous())):
-            with torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError):  # a layout without storage
-                self._contents = fingerprint_of(value)
+        looks = self._before is not None and (value.device.type == "cpu" or (contents and value.is_contiguous()))
+        self._contents = _fingerprint(value) if looks else None
 
     def differs(self) -> bool:
         """Whether it was written to."""
@@ -323,21 +322,29 @@ class Stamp:
 class Place:
     """What tells whether an argument was given other memory, and other values there."""
 
+    __slots__ = ("_layout", "_memory", "_size", "_value", "name")
+
     def __init__(self, value: Any, name: str) -> None:
         self._value, self.name = value, name
         known = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
-        self._before = value.detach() if known else None  # which keeps what `tensor.data = …` lets go of, as eager does
-        self._size = 0 if self._before is None else self._before.untyped_storage().nbytes()
+        # Which keeps what `tensor.data = …` lets go of, as eager does.
+        self._memory = value.untyped_storage() if known else None
+        self._size = 0 if self._memory is None else self._memory.nbytes()
+        self._layout = (value.dtype, value.storage_offset(), value.size(), value.stride()) if known else None
 
     def differs(self) -> bool:
         """Whether it lies elsewhere, with other values."""
-        before, value = self._before, self._value
-        if before is None or storage_id(before) == storage_id(value):
+        memory, value = self._memory, self._value
+        if memory is None or self._layout is None or id_of_storage(memory) == storage_id(value):
             return False
-        if before.untyped_storage().nbytes() != self._size:  # what it was is gone
+        dtype, offset, shape, stride = self._layout
+        if memory.nbytes() != self._size or memory.device != value.device:  # what it was is gone
             return True
-        same = (before.shape, before.dtype, before.device) == (value.shape, value.dtype, value.device)
-        return not same or not torch.equal(before, value)
+        if (shape, dtype) != (value.shape, value.dtype):
+            return True
+        with torch.no_grad():
+            before = torch.empty(0, dtype=dtype, device=memory.device).set_(memory, offset, shape, stride)
+            return not torch.equal(before, value)
 
     def check(self) -> None:
         """Refuse to read it in backward if it lies elsewhere.
@@ -352,12 +359,22 @@ class Place:
             )
 
 
+def _fingerprint(value: torch.Tensor) -> Any:
+    """Of what a tensor holds; None of a layout without storage."""
+    try:
+        with torch.no_grad():
+            return fingerprint_of(value)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
 def _place(value: torch.Tensor) -> tuple[int, ...]:
     """Version and storage of a tensor: a storage may be filled anew elsewhere, as sharded parameters are."""
-    with contextlib.suppress(RuntimeError, NotImplementedError):
+    try:
         return (
             0 if value.is_inference() else version_of(value),
             storage_id(value),
             int(value.storage_offset()),
         )
-    return ()
+    except (RuntimeError, NotImplementedError):
+        return ()

@@ -13,10 +13,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,15 +31,25 @@ class _InPart(threading.local):
 _in_part = _InPart()
 
 
-@contextlib.contextmanager
-def saved_in_part(wanted: bool = True) -> Iterator[list[tuple[int, torch.Tensor]]]:
-    """Within, compiled forwards give what they save in part: its place in their results, and it without gradients."""
-    found: list[tuple[int, torch.Tensor]] = []
-    before, _in_part.values = _in_part.values, found if wanted else None
-    try:
-        yield found
-    finally:
-        _in_part.values = before
+class saved_in_part:
+    """Within, compiled forwards give what they save in part: its place in their results, and it without gradients.
+
+    Entered once, around each call of a graph.
+    """
+
+    __slots__ = ("_before", "_found")
+
+    def __init__(self, wanted: bool = True) -> None:
+        """Wanted or not: within another one that wants it, what is not wanted is not given to that."""
+        self._found: list[tuple[int, torch.Tensor]] | None = [] if wanted else None
+        self._before: list[tuple[int, torch.Tensor]] | None = None
+
+    def __enter__(self) -> list[tuple[int, torch.Tensor]]:
+        self._before, _in_part.values = _in_part.values, self._found
+        return [] if self._found is None else self._found
+
+    def __exit__(self, *_: object) -> None:
+        _in_part.values = self._before
 
 
 def writable(run: _Run, in_part: Callable[[], Sequence[int]] = tuple) -> _Run:
