@@ -18,7 +18,7 @@ from torch import fx
 
 from memopt.budget import BudgetError
 from memopt.calls.agreement import OtherRankError
-from memopt.capture.export import CaptureError, NotTracedError
+from memopt.capture.export import CaptureError, NotCapturedError, NotTracedError
 from memopt.common.cache_dir import cache_dir
 from memopt.common.own_files import MEMOPT
 from memopt.errors import first_line
@@ -27,7 +27,7 @@ from memopt.graph.propagation import ProgramError
 from memopt.memory.allocator_events import MeasuringError
 from memopt.options import Options
 from memopt.pass_manager import PassError
-from memopt.torch_compat.dynamo_errors import TorchDynamoException
+from memopt.torch_compat.dynamo_errors import TorchDynamoException, TorchRuntimeError, place_in_model
 from memopt.torch_compat.saved_tensors import is_from_hooks
 from memopt.torch_compat.source_files import AROUND_CALLS, COMPILER
 
@@ -76,6 +76,7 @@ class Failure:
         graph: the graph that was compiled; empty where none was.
         said: what failed, in words for the user.
         instead: what the user may write, where it is known that no graph can hold the model's code as it is.
+        traced: what the model's own code raises as it is traced, and where; empty where that is not what failed.
     """
 
     line: str
@@ -83,6 +84,12 @@ class Failure:
     graph: str
     said: str
     instead: str = ""
+    traced: str = ""
+
+    def not_captured(self, model_name: str) -> NotCapturedError:
+        """What says so of a model that raises nothing by itself: code may do other things as it is traced."""
+        why = f"{self.traced}, which it does not by itself"
+        return NotCapturedError(f"no graph could be captured of {model_name}: {why}")
 
     def save(self, model_name: str, options: Options) -> str:
         """Write what a report of the failure needs; return where, how to have it written, or what to do instead."""
@@ -136,7 +143,13 @@ def failure_of(error: Exception, options: Options) -> Failure | None:
     line = first_line(error).partition(". ")[0].partition(" Hint:")[0]  # of autograd's, without its advice
     line = line if instead else f"{type(error).__name__}: {first_line(error)}"
     said = f"no graph can hold what it writes: {line}" if instead else f"memopt failed ({line})"
-    return Failure(line, trace, getattr(error, _GRAPH, ""), said, instead)
+    traced = _traced(error.__cause__, line) if isinstance(error.__cause__, TorchRuntimeError) else ""
+    return Failure(line, trace, getattr(error, _GRAPH, ""), said, instead, "" if instead else traced)
+
+
+def _traced(error: TorchRuntimeError, line: str) -> str:
+    place = place_in_model(error)
+    return f"traced, it raises {line}{f' at {place}' if place else ''}"
 
 
 _GRAPH = "_memopt_graph"

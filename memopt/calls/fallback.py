@@ -100,6 +100,7 @@ class Fallback:
             limit: the budget in bytes; None: there is none, or it is a fraction of a step that was not seen yet.
 
         Raises:
+            NotCapturedError: there is a budget, and only as it is traced does the model's own code fail.
             CaptureError: there is a budget, or a part of the model had run and cannot be undone.
             Exception: what the model itself raises.
         """
@@ -110,6 +111,8 @@ class Fallback:
         if restored and not budget:
             outputs = self._model(*args, **kwargs)
         unsure = self.own_errors.raise_own(args, kwargs, limit) if restored and budget else None
+        if restored and budget and unsure is None and failure.traced:
+            raise failure.not_captured(name)
         report = failure.save(name, self._options)
         if budget or not restored:
             text = f"{name} cannot be held to a budget" if budget else name

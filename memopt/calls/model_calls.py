@@ -270,14 +270,11 @@ class ModelCalls:
             if isinstance(error, BudgetError) and not (error.beside and session.beside_in_step):
                 self.refusals.keep(called, self.residents.of(args, kwargs, kind), error)
             raise
-        except NotCapturedError as error:
-            guard.allowance = allowance
-            failure = failure_of(error, self.options)
-            if failure is None:
-                set_back(before, error)
-                raise
         except Exception as error:
             failure = failure_of(error, self.options)
+            if failure is None and isinstance(error, NotCapturedError):
+                guard.allowance = allowance
+                set_back(before, error)
             if failure is None:
                 raise
         if failure is not None:
@@ -285,8 +282,10 @@ class ModelCalls:
             self.sessions.reference.return_to(whole)
             try:  # an error of the model's own comes through: what is planned serves the next call
                 outputs = self.fallback.answer(failure, called, before, args, kwargs, limit=limit)
-            except CaptureError:
-                self.sessions.drop(kind.plan)
+            except CaptureError as error:
+                guard.allowance = allowance
+                if not isinstance(error, NotCapturedError):
+                    self.sessions.drop(kind.plan)
                 raise
             self.sessions.drop(kind.plan)
             return outputs

@@ -72,8 +72,10 @@ class PlanAhead:
             if failure is None:
                 raise
         if failure is not None:
-            self._sessions.drop(kind.plan)
             own = self._fallback.own_errors.on_fakes(args, kwargs)
+            if own is None and failure.traced and self._options.budget is not None:
+                raise failure.not_captured(session.model_name)
+            self._sessions.drop(kind.plan)
             said = failure.said if own is None else unsure_of(own)
             name, report = session.model_name, failure.save(session.model_name, self._options)
             raise PlanningFailed(f"{name} cannot be planned: {said}; {report}") from own

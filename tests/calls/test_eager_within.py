@@ -265,3 +265,39 @@ def test_a_packed_sequence_may_be_an_input():
     found = run(packed)
     assert torch.equal(found[0].data, model(packed)[0].data) and "runs eagerly" in run.report.notes[-1]
     found[0].data.sum().backward()
+
+
+class OtherAsTraced(nn.Module):
+    """Adds a mask of a wrong shape, but only as it is traced: masks of transformers are left out in eager."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        h = self.up(x).tanh()
+        if torch.compiler.is_compiling():
+            h = h + torch.ones(3, 5)
+        return self.down(h)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_what_fails_only_as_it_is_traced_runs_eagerly_and_the_place_is_named(given):
+    model, x = OtherAsTraced(), torch.randn(32, 16)
+    run = memopt.compile(model, 1.0, backend="aten", example_inputs=(x,) if given else None)
+    for _ in range(2):
+        assert torch.equal(run(x), OtherAsTraced()(x))
+    assert total(run, model, x) <= run.report.budget_bytes
+    (note,) = (note for note in run.report.notes if "runs eagerly" in note)
+    assert "traced, it raises RuntimeError" in note and "test_eager_within.py:" in note
+    assert "which it does not by itself" in note and "please report" not in note
+
+
+def test_what_fails_by_itself_raises_its_own_error():
+    model = OtherAsTraced()
+    run = memopt.compile(model, 1.0, backend="aten")
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        run(torch.randn(32, 15))
+    x = torch.randn(32, 16)
+    assert torch.equal(run(x), model(x))
