@@ -107,7 +107,8 @@ def assert_as_exact(
         if not rounds:
             torch.testing.assert_close(new, old, rtol=0, atol=0)
             continue
-        floor = 8 * torch.finfo(new.dtype).eps * reference.abs().max()
+        # In float64 eager's own error is not known: a sum in another order is some eps away from it.
+        floor = (32 if new.dtype == torch.float64 else 8) * torch.finfo(new.dtype).eps * reference.abs().max()
         assert (new - reference).abs().max() <= 2 * (old - reference).abs().max() + floor
 
 

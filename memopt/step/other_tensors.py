@@ -118,7 +118,8 @@ class OtherTensors:
             if changed:
                 self.total = wanted if wanted >= LITTLE else 0
                 self.of_step = min(self.total, of_step)
-            self._counted = counted if self.total else {}  # as many bytes may be of others, as of the other batches
+            if changed or abs(total - self.total) < LITTLE:  # as many bytes may be of others, as of the other batches
+                self._counted = counted if self.total else {}
             return changed
 
     def optimizer_stepped(self) -> None:
