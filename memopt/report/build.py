@@ -65,6 +65,8 @@ def build_report(
     breakdown = breakdown_of(session, item.program, item.timeline, constants, peak)
     optimizer_peak = session.optimizer_peak()
     programs = tuple(_program_report(session, number, item, base) for number, item in enumerate(planned))
+    smallest = max(base + minimum, optimizer_peak)
+    whole_curve = _whole_curve(curve, peak, base, optimizer_peak)
     executables = session.executables
     if not executables and session.engine().measures and measured is not None and not item.program.training:
         executables = (_measured_executable(programs[largest].name, item.program, measured),)
@@ -76,7 +78,7 @@ def build_report(
         ),
         peak_bytes=max(base + peak, optimizer_peak),
         measured_peak_bytes=None if measured is None else max(base + measured, optimizer_peak),
-        minimum_bytes=with_slack(max(base + minimum, optimizer_peak), session.resident.device),
+        minimum_bytes=with_slack(smallest, session.resident.device),
         budget_bytes=None if session.soft else session.limit(own + plain),
         unconstrained_bytes=max(own + plain, optimizer_peak),
         breakdown=breakdown,
@@ -91,7 +93,8 @@ def build_report(
             for report, item in zip(programs, planned, strict=True)
             if report.arena is not None
         ),
-        curve=_whole_curve(curve, peak, base, optimizer_peak),
+        curve=whole_curve,
+        minimum_is_a_bound=any(point.bytes < smallest for point in whole_curve),
     )
 
 

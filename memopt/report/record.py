@@ -162,6 +162,7 @@ class Report:
             marked. Empty for inference, and where nothing was planned.
         executables: what an engine says that each of its executables takes, in the order in which they run.
         seconds: wall time of planning and compiling, by what was done; the model's own tracing by Dynamo is not in it.
+        minimum_is_a_bound: whether a plan of the curve is predicted to take less than the minimum.
     """
 
     passes: tuple[PassRecord, ...]
@@ -179,11 +180,7 @@ class Report:
     curve: tuple[CurvePoint, ...] = ()
     executables: tuple[ExecutableReport, ...] = ()
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-    @property
-    def minimum_is_a_bound(self) -> bool:
-        """Whether a plan is predicted to take less: the minimum is of code that was seen to keep it."""
-        return self.minimum_bytes is not None and any(point.bytes < self.minimum_bytes for point in self.curve[-1:])
+    minimum_is_a_bound: bool = dataclasses.field(default=False, metadata={"later": True})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, as one self-contained HTML page or as text, by the path's suffix.

@@ -89,3 +89,12 @@ def test_graphs_that_were_put_on_record_ahead_are_not_looked_at_again(monkeypatc
     monkeypatch.setattr(snapshot, "_taken", None)
     before, after = build._graphs(item)
     assert before is after and len(after.nodes) == len(item.program.graph.nodes)
+
+
+def test_slack_that_is_left_to_an_allocator_makes_no_minimum_a_bound(monkeypatch):
+    """The last plan of a curve takes less than the minimum that leaves slack beside it, and is that minimum's own."""
+    monkeypatch.setattr("memopt.report.build.with_slack", lambda size, device: size + 2**20)
+    run = memopt.compile(Chain(), "1GB", backend="aten")
+    run(torch.randn(1024, 16)).backward()
+    report = run.report
+    assert report.curve and report.curve[-1].bytes < report.minimum_bytes and not report.minimum_is_a_bound
