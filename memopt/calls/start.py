@@ -21,6 +21,7 @@ _SMALL = 2**20  # bytes of memory that is copied: what counts or averages is sma
 _PLAIN = (bool, int, float, str, type(None))
 _TENSORS = (torch.Tensor, nn.Parameter)
 _INTERNAL = PARTS - OF_COMPILER - {"_buffers", "_parameters"}
+# A flag that a first forward sets beside them would be set back, and the next forward register them once more.
 _HOOKS = sorted(name for name in _INTERNAL if "forward" in name or "backward" in name)
 
 

@@ -6,14 +6,14 @@ import dataclasses
 import itertools
 import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from memopt.memory.reach import plain_tensors
-from memopt.torch_compat.fully_sharded import Gathered, groups
+from memopt.torch_compat.fully_sharded import groups
 from memopt.torch_compat.modules import running_replica
 from memopt.torch_compat.storages import is_tracked_view
 
@@ -141,20 +141,18 @@ def sent_last_bytes(model: nn.Module) -> int:
     That is when all of backward has run. The parameters are let go of before, their gradients are there instead until
     they are copied into what is sent, and the group's shards of the gradients come only then.
     """
-    beside = [0]
-    for group, is_kept in groups(model):
-        if is_kept:
-            whole, sent = sum(each.whole_bytes for each in group), sum(each.sent_bytes for each in group)
-            beside.append(max(0, sent - min(whole, _shard_bytes(group))))
-    return max(beside)
+    return max((max(0, sent - min(whole, shards)) for whole, sent, shards in _kept(model)), default=0)
 
 
 def sent_in_blocks_bytes(model: nn.Module) -> int:
     """Bytes of the blocks in which FSDP2 sends those gradients, and in which their shards arrive."""
-    kept = [group for group, is_kept in groups(model) if is_kept]
-    return max((sum(each.sent_bytes for each in group) + _shard_bytes(group) for group in kept), default=0)
+    return max((sent + shards for _, sent, shards in _kept(model)), default=0)
 
 
-def _shard_bytes(group: Sequence[Gathered]) -> int:
-    """Of the shards that have gradients."""
-    return sum(part.nbytes for each in group if each.sent_bytes for part in plain_tensors(each.shard))
+def _kept(model: nn.Module) -> Iterator[tuple[int, int, int]]:
+    """Of each group whose parameters stay whole: bytes of these, of their gradients as sent, and of these' shards."""
+    for group, is_kept in groups(model):
+        if is_kept:
+            parts = (part for each in group if each.sent_bytes for part in plain_tensors(each.shard))
+            whole, sent = sum(each.whole_bytes for each in group), sum(each.sent_bytes for each in group)
+            yield whole, sent, sum(part.nbytes for part in parts)

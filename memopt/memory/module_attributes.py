@@ -17,7 +17,6 @@ NUMBERS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 FIXED = NUMBERS | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, type(torch.ops.aten)}
 _OF_MODULES = tuple(vars(nn.Module()))
 PARTS = frozenset(_OF_MODULES) | OF_COMPILER
-# A flag that a first forward sets beside them would be set back, and the next forward register them once more.
 HOOKS = tuple(name for name in _OF_MODULES if "forward" in name or "backward" in name or "hooks" in name)
 _hooks_of = operator.itemgetter(*HOOKS)
 

@@ -225,15 +225,14 @@ class Around:
         if current is self._again and current.task != backward_task():
             self._kept(current)
         there = [gradient for gradient in gradients if gradient is not None]
-        given = sum(storage.nbytes() for storage in storages_of(there, allocated=True).values())
         if current is not self._open or current.window.backward:
-            if current.window.over:
-                current.another = current.another if current.window.another else given
+            if current.window.over and not current.window.another:
+                current.another = _bytes_of(there)
                 current.window.another_begins()
             return
         current.task, self._again = backward_task(), current if keeps_graph() else None
         current.alone = all(gradient.numel() == 1 for gradient in there)
-        current.gradients = current.call.early + given
+        current.gradients = current.call.early + _bytes_of(there)
         self._older = self.older_bytes()
         self._knows_forward()
         current.keeps = self._again is current
@@ -277,6 +276,11 @@ class Around:
     def older_bytes(self) -> int:
         """Bytes of outputs of earlier steps that are still there."""
         return sum(size for step, storage, size in self._outputs if step < self._step and storage() is not None)
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Of the storages that have memory."""
+    return sum(storage.nbytes() for storage in storages_of(tensors, allocated=True).values())
 
 
 def _gradients(call: Ended) -> Iterable[torch.UntypedStorage]:

@@ -76,14 +76,20 @@ def test_sizes_that_are_symbols_are_not_guarded_for_faster_code(monkeypatch):
     assert aligned == [False] and unguarded == [True]
 
 
-def test_rules_for_types_are_learnt_once_and_anew_where_one_was_added(monkeypatch):
-    learnt, plain = [], DtypePropagationOpsHandler.__init__
+@pytest.fixture
+def learnt(monkeypatch):
+    """What has learnt its rules for types, in order."""
+    found, plain = [], DtypePropagationOpsHandler.__init__
 
     def learn(handler):
-        learnt.append(handler)
+        found.append(handler)
         plain(handler)
 
     monkeypatch.setattr(DtypePropagationOpsHandler, "__init__", learn)
+    return found
+
+
+def test_rules_for_types_are_learnt_once_and_anew_where_one_was_added(monkeypatch, learnt):
     with types_ruled_once():
         assert DtypePropagationOpsHandler() is DtypePropagationOpsHandler() and len(learnt) == 1
         monkeypatch.setitem(op_dtype_propagation_rules, "of_a_test", op_dtype_propagation_rules["sin"])
@@ -95,14 +101,7 @@ def test_rules_for_types_are_learnt_once_and_anew_where_one_was_added(monkeypatc
 
 
 @needs_compiler
-def test_rules_for_types_are_learnt_once_for_a_graph(monkeypatch):
-    learnt, plain = [], DtypePropagationOpsHandler.__init__
-
-    def learn(handler):
-        learnt.append(handler)
-        plain(handler)
-
-    monkeypatch.setattr(DtypePropagationOpsHandler, "__init__", learn)
+def test_rules_for_types_are_learnt_once_for_a_graph(learnt):
     x = torch.randn(7)
     made = torch.fx.symbolic_trace(lambda x: ((x.sin() + 1).exp() * 2,))
     run = compile_graph(made, [x], compile_traced, {"fx_graph_cache": False})

@@ -167,6 +167,16 @@ def test_an_estimate_of_a_loss_refuses_nothing():
     assert Loop(total).within(budget).after().peak() <= budget
 
 
+def assert_kept(share, step):
+    """A budget of this share of eager's peak in such steps is kept, once they were seen."""
+    loop = Loop(None)
+    budget = int(share * peak_of(lambda: step(loop), loop.model, loop.x, loop.y))
+    loop.within(budget)
+    for _ in range(LEARNS):
+        step(loop)
+    assert peak_of(lambda: step(loop), loop.model, loop.x, loop.y) <= budget
+
+
 def test_a_second_backward_through_the_graph_is_inside_the_budget():
     def step(loop):
         out = loop.call(loop.x)
@@ -174,12 +184,7 @@ def test_a_second_backward_through_the_graph_is_inside_the_budget():
         out.square().mean().backward()
         loop.optimizer.zero_grad()
 
-    loop = Loop(None)
-    budget = int(0.8 * peak_of(lambda: step(loop), loop.model, loop.x, loop.y))
-    loop.within(budget)
-    for _ in range(LEARNS):
-        step(loop)
-    assert peak_of(lambda: step(loop), loop.model, loop.x, loop.y) <= budget
+    assert_kept(0.8, step)
 
 
 def _weighs_losses(loop):
@@ -209,12 +214,7 @@ def test_what_a_plan_saves_is_not_the_loops_between_two_backwards(backwards):
         loop.optimizer.zero_grad()
         return loss
 
-    loop = Loop(None)
-    budget = int(0.75 * peak_of(lambda: step(loop), loop.model, loop.x, loop.y))
-    loop.within(budget)
-    for _ in range(LEARNS):
-        step(loop)
-    assert peak_of(lambda: step(loop), loop.model, loop.x, loop.y) <= budget
+    assert_kept(0.75, step)
 
 
 @pytest.mark.quick("0.7")
@@ -248,12 +248,7 @@ def test_micro_batches_with_a_loss_outside_stay_inside():
         loop.optimizer.step()
         loop.optimizer.zero_grad()
 
-    loop = Loop(None)
-    budget = int(0.7 * peak_of(lambda: step(loop), loop.model, loop.x, loop.y))
-    loop.within(budget)
-    for _ in range(LEARNS):
-        step(loop)
-    assert peak_of(lambda: step(loop), loop.model, loop.x, loop.y) <= budget
+    assert_kept(0.7, step)
 
 
 def test_a_users_own_profiler_comes_first():
