@@ -14,7 +14,7 @@ from memopt.torch_compat.bounded_deques import bounded_deques
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.compared_modules import compared_modules_guarded
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
-from memopt.torch_compat.dynamo import functions_keep_backward
+from memopt.torch_compat.dynamo import functions_keep_backward, no_weak_references
 from memopt.torch_compat.dynamo_errors import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -78,6 +78,7 @@ def dynamo_settings(
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(settings)
+            stack.enter_context(no_weak_references())
             if varying is not None:
                 stack.enter_context(varying_shapes(varying))
             elif not symbolic:

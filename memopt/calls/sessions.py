@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from memopt.backends.cuda_capture import CudaGraphCapturer
@@ -57,7 +56,7 @@ from memopt.step.optimizers import Optimizers
 from memopt.step.plan_transfer import Sizes
 from memopt.step.reference import Reference
 from memopt.torch_compat.changing_numbers import ChangingNumbers
-from memopt.torch_compat.dynamo import Kept, with_own_entry
+from memopt.torch_compat.dynamo import Kept, compiled_module, with_own_entry
 from memopt.torch_compat.fully_sharded import is_sharded
 from memopt.torch_compat.saved_tensors import hooks_in_force
 
@@ -209,7 +208,7 @@ class Sessions(Mapping[Plan, Session]):
             every = symbolic and self._every(kind)
             kept = Kept(dynamo_backend(self.of(kind), symbolic=symbolic))
             backend = self._counted(self.fast_path.noting(kept.while_kept(), kind.plan, symbolic=symbolic))
-            made = with_own_entry(torch.compile(self._model, backend=backend, dynamic=every))
+            made = with_own_entry(compiled_module(self._model, backend, dynamic=every))
             self._backends[made] = kept
             if symbolic:
                 self._symbolic[kind.plan, every] = made

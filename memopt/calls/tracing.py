@@ -54,7 +54,7 @@ from memopt.step.graph_peaks import step_peak
 from memopt.step.planner import StepPlan
 from memopt.step.recomputed_calls import recomputable
 from memopt.step.warm_start import keep_for_others, warm_started
-from memopt.torch_compat.dynamo import Kept, with_own_entry
+from memopt.torch_compat.dynamo import Kept, compiled_module, with_own_entry
 from memopt.torch_compat.fully_sharded import sharded_captured
 from memopt.torch_compat.logging_calls import silence
 from memopt.torch_compat.not_returned import NotReturned, Untouched
@@ -110,7 +110,7 @@ def _collected(
             settings.enter_context(setting)
         settings.enter_context(sharded_captured(shadow.model))
         kept = Kept(dynamo_backend(session))
-        compiled = with_own_entry(torch.compile(shadow.model, backend=kept.while_kept(), dynamic=False))
+        compiled = with_own_entry(compiled_module(shadow.model, kept.while_kept(), dynamic=False))
         mark = session.outside.mark((args, kwargs))
         return collected, _rehearsed(session, model, lambda: compiled(*args, **kwargs), mark)
 

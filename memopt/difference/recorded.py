@@ -25,6 +25,7 @@ from memopt.step.guard import short_of_memory
 from memopt.step.hooked import EarlyGradients
 from memopt.step.plan_request import PlanRequest
 from memopt.torch_compat.changing_numbers import ChangingNumbers
+from memopt.torch_compat.dynamo import compiled_module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ def record_programs(
         torch.random.fork_rng(devices=[]),
     ):
         torch.manual_seed(0)
-        torch.compile(model, backend=recorder.backend, dynamic=False)(*args, **kwargs)
+        compiled_module(model, recorder.backend, dynamic=False)(*args, **kwargs)
     return [Recorded(program, _values(program, given)) for program, given in recorder.found]
 
 

@@ -82,6 +82,26 @@ ENTRY_FILE = str(external_utils.__file__)
 _GONE = "what compiled this function is gone"
 
 
+def compiled_module(model: nn.Module, backend: Callable[..., Any], *, dynamic: bool | None) -> Any:
+    """What `torch.compile` makes of a module, by what that does itself and nothing else.
+
+    Who replaces `torch.compile` sees what memopt compiles as well: Lightning writes `_compile_kwargs` onto each module
+    that is compiled, which is then among what the module holds and no longer to be pickled. Torch 2.13 itself writes
+    `_is_torch_compile`, which it asks of functions alone. Tried on torch 2.11 and 2.13.
+
+    Args:
+        model: the module, on which nothing is written.
+        backend: called with each graph that Dynamo makes of it, and that graph's inputs.
+        dynamic: as in `torch.compile`.
+    """
+    optimized: Any = torch._dynamo.optimize(backend=backend, nopython=False, dynamic=dynamic)
+    before = set(vars(model))
+    made = optimized(model)
+    for name in set(vars(model)) - before:
+        del vars(model)[name]
+    return made
+
+
 def with_own_entry(compiled: Any) -> Any:
     """A module that `torch.compile` has made of one of torch's own, with an entry that no other shares.
 
@@ -217,6 +237,16 @@ def dynamo_settings(**settings: Any) -> contextlib.AbstractContextManager[Any]:
     """Within: these settings of `torch._dynamo.config`; tried on torch 2.11 and 2.13."""
     patch: contextlib.AbstractContextManager[Any] = torch._dynamo.config.patch(**settings)
     return patch
+
+
+def no_weak_references() -> contextlib.AbstractContextManager[Any]:
+    """Within: what Dynamo compiles keeps no weak reference to a tensor, in which `torch.utils.swap_tensors` refuses it.
+
+    Else it lets go of them for backends alone that are registered by their name, as memopt is where it is installed.
+    Tried on torch 2.11 and 2.13; where there is no such setting, nothing changes.
+    """
+    name = "invalidate_compile_context_weakrefs"
+    return dynamo_settings(**{name: True}) if hasattr(torch._dynamo.config, name) else contextlib.nullcontext()
 
 
 def compilations() -> list[Any]:

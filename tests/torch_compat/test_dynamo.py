@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import weakref
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import memopt
+from memopt.difference.recorded import record_programs
 from memopt.torch_compat import dynamo
 
 # Of torch's own code.
@@ -238,3 +240,33 @@ def test_what_compiles_and_what_it_made_are_kept_by_who_asks_for_it_alone():
     assert all(run() is None for run in made)
     with pytest.raises(RuntimeError, match="is gone"):
         loose(None, ())
+
+
+@pytest.fixture
+def replaced_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.compile` as Lightning has it: what it is called with is written onto what it made, so onto the module."""
+    compiles = torch.compile
+
+    def noted(model, **kwargs):
+        made = compiles(model, **kwargs)
+        made._compile_kwargs = dict(kwargs)
+        return made
+
+    monkeypatch.setattr(torch, "compile", noted)
+
+
+@pytest.mark.usefixtures("replaced_compile")
+@pytest.mark.parametrize("budget", [None, 1.0])
+def test_nothing_of_others_is_written_onto_a_module_where_torch_compile_is_replaced(budget: float | None) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
+    before = set(vars(model))
+    run = memopt.compile(model, budget, backend="aten", verify="full")
+    for rows in (8, 6, 4):  # the last with symbols
+        run(torch.ones(rows, 4)).sum().backward()
+    with torch.no_grad():
+        run(torch.ones(8, 4))
+    record_programs(model, (torch.ones(8, 4),), {}, training=True)
+    assert set(vars(model)) == before
+    run = memopt.compile(nn.Sequential(nn.Linear(4, 4)), backend="aten")
+    run(torch.ones(8, 4)).sum().backward()
+    assert torch.equal(pickle.loads(pickle.dumps(run))(torch.ones(2, 4)), run(torch.ones(2, 4)))
