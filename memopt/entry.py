@@ -18,6 +18,7 @@ from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident, storage_bytes
 from memopt.program import InputKind
 from memopt.torch_compat.dynamo import keep_backward_of_functions
+from memopt.torch_compat.function_outputs import keep_gradients_of_outputs
 from memopt.torch_compat.synthetic_bases import bases_told_rightly
 
 _OPTIONS = ("budget", "backend", "passes", "verify", "optimizer", "allow")
@@ -57,6 +58,7 @@ def torch_compile_backend(
 
 # What Dynamo would trace otherwise has lost its gradient before a backend is asked.
 keep_backward_of_functions()
+keep_gradients_of_outputs()
 
 
 def _compiled(

@@ -26,6 +26,7 @@ from memopt.torch_compat.dynamo_errors import (
 from memopt.torch_compat.fixed_comparisons import fixed_comparisons
 from memopt.torch_compat.folded_errors import folded_errors_raise
 from memopt.torch_compat.formatted_keys import formatted_keys
+from memopt.torch_compat.function_outputs import outputs_keep_gradients
 from memopt.torch_compat.logging_calls import deferred_logging
 from memopt.torch_compat.no_outputs import none_has_no_gradient
 from memopt.torch_compat.out_views import out_views_copied
@@ -86,6 +87,7 @@ def dynamo_settings(
             seen = deferred_logging(), formatted_keys(), absent_attributes()
             for each in (*seen, folded_errors_raise(), functions_keep_backward(), checkpoints_draw()):
                 stack.enter_context(each)
+            stack.enter_context(outputs_keep_gradients())
             stack.enter_context(fixed_comparisons())
             stack.enter_context(own_random_objects())
             stack.enter_context(bounded_deques())

@@ -119,10 +119,11 @@ def _is_convolution(node: fx.Node) -> bool:
 
 
 def flops(node: fx.Node) -> int:
-    """Floating-point operations of one call, two for a multiplication with its addition; 0 where no formula is known.
+    """Floating-point operations of one call, two for a multiplication with its addition; 0 without a formula for them.
 
     Causal attention is counted by half, the backward of a convolution as its forward once for each gradient wanted:
-    torch's own formula for it forgets groups.
+    torch's own formula for it forgets groups. That of attention refuses fewer heads of keys in torch 2.11, where each
+    serves several of queries: it is asked for as many as there are of queries.
     """
     packet: Any = getattr(node.target, "overloadpacket", None)
     formula = flop_registry.get(_SAME_FORMULA.get(packet, packet))
@@ -130,13 +131,28 @@ def flops(node: fx.Node) -> int:
         return 0
     values: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda argument: argument.meta["val"])
     args, kwargs = values
+    if "scaled_dot_product" in str(packet):
+        args = _with_all_heads(args)
     if packet is _ATEN.convolution_backward:
         gradient, data, weight, _, *geometry, wanted = args
         return int(sum(wanted[:2])) * int(
             flop_registry[_ATEN.convolution](data, weight, None, *geometry, out_val=gradient)
         )
-    count = int(formula(*args, **kwargs, out_val=node.meta["val"]))
+    try:
+        count = int(formula(*args, **kwargs, out_val=node.meta["val"]))
+    except AssertionError:  # shapes that the formula does not know
+        return 0
     return count // 2 if _is_causal(node) else count
+
+
+def _with_all_heads(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands of attention by their shapes, those of fewer heads than others as if they had as many."""
+    shapes = [each.shape if isinstance(each, torch.Tensor) else each for each in args]
+    most = max((each[1] for each in shapes if isinstance(each, torch.Size) and len(each) == 4), default=0)
+    return tuple(
+        torch.Size((each[0], most, *each[2:])) if isinstance(each, torch.Size) and len(each) == 4 else each
+        for each in shapes
+    )
 
 
 def _is_causal(node: fx.Node) -> bool:

@@ -19,13 +19,15 @@ ROUND = Device(
 )
 
 
-def attention(causal):
-    return call(aten._scaled_dot_product_flash_attention_for_cpu.default, Q, Q, Q, 0.0, causal)
+def attention(causal, heads=4):
+    k = Q[:, :heads].contiguous()
+    return call(aten._scaled_dot_product_flash_attention_for_cpu.default, Q, k, k, 0.0, causal)
 
 
-def attention_backward(causal):
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(Q, Q, Q, 0.0, causal)
-    return call(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, Q, Q, Q, Q, out, lse, 0.0, causal)
+def attention_backward(causal, heads=4):
+    k = Q[:, :heads].contiguous()
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu.default(Q, k, k, 0.0, causal)
+    return call(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, Q, Q, k, k, out, lse, 0.0, causal)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +53,21 @@ def attention_backward(causal):
         ),
         (lambda: attention(False), 2 * 2 * 2 * 4 * 128 * 128 * 32),
         (lambda: attention(True), 2 * 2 * 4 * 128 * 128 * 32),
+        (lambda: attention(True, heads=2), 2 * 2 * 4 * 128 * 128 * 32),
+        (lambda: attention(True, heads=1), 2 * 2 * 4 * 128 * 128 * 32),
         (lambda: attention_backward(True), 5 * 2 * 4 * 128 * 128 * 32),
+        (lambda: attention_backward(True, heads=2), 5 * 2 * 4 * 128 * 128 * 32),
         (lambda: call(aten.relu.default, X), 0),
     ],
 )
 def test_arithmetic(node, expected):
     assert flops(node()) == expected
+
+
+def test_shapes_that_a_formula_of_torch_refuses_have_no_arithmetic():
+    node = call(aten._scaled_dot_product_flash_attention_for_cpu.default, Q, Q, Q)
+    node.args = (*node.args[:2], call(aten.relu.default, X))
+    assert flops(node) == 0
 
 
 def test_traffic():
