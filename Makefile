@@ -1,7 +1,9 @@
 # `make demo` and `make test` do all of their own set-up in .venv.
 
 PYTHON ?= python3
-VENV := .venv
+# `make quick TORCH=2.14.1` runs the tests with another torch, in an environment of its own; builds with CUDA are 5 GB.
+TORCH ?=
+VENV := .venv$(TORCH:%=-torch-%)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What `memopt demo` needs: memopt itself and torch. Everything else installs the rest beside it.
@@ -38,7 +40,7 @@ test-slow: $(STAMP)
 
 # TensorFlow, Keras and JAX: some 700 MB that the other tests do not need.
 test-tensorflow: $(STAMP)
-	$(PIP_INSTALL) -c constraints.txt -e ".[dev,hf,onnx,tensorflow]"
+	$(PIP_INSTALL) -c $(VENV)/constraints.txt -e ".[dev,hf,onnx,tensorflow]"
 	$(PYTEST) -n auto --maxprocesses 4 -m "not gpu" tests/tensorflow tests/backends/test_tensorflow.py \
 		tests/cli/test_convert_keras.py tests/cli/test_saved_model.py tests/cli/test_to_tensorflow.py
 
@@ -50,12 +52,12 @@ test-gpu: $(STAMP)
 
 # Training loops of other libraries, as they are, and what their epochs take: half an hour of one core.
 test-integrations: $(STAMP)
-	$(PIP_INSTALL) -c constraints.txt -e ".[dev,train,trl,lightning]" tensorboard
+	$(PIP_INSTALL) -c $(VENV)/constraints.txt -e ".[dev,train,trl,lightning]" tensorboard
 	$(PYTEST) tests/integrations tests/test_in_place.py tests/test_snippets.py
 
 # The site of the docs, in build/site; a warning is an error.
 docs: $(STAMP)
-	$(PIP_INSTALL) -c constraints.txt -e ".[dev,docs]"
+	$(PIP_INSTALL) -c $(VENV)/constraints.txt -e ".[dev,docs]"
 	$(BIN)/python docs/site.py
 
 # Long checks of `memopt convert`, each with its counts on record in benchmarks/results; they fail where one does not hold.
@@ -102,14 +104,15 @@ readme: $(STAMP)
 # Set-up is repeated only when what is to be installed changes.
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	sed $(if $(TORCH),-e 's/^torch==.*/torch==$(TORCH)/' -e '/^triton==/d',-e '') constraints.txt > $(VENV)/constraints.txt
 	@echo "installing torch and memopt into $(VENV): a minute, and as long as their download takes"
-	$(PIP_INSTALL) -c constraints.txt -e .
+	$(PIP_INSTALL) -c $(VENV)/constraints.txt -e .
 	touch $@
 
 $(STAMP): $(DEMO_STAMP)
-	$(PIP_INSTALL) -c constraints.txt -e ".[dev,hf,onnx,xla]"
+	$(PIP_INSTALL) -c $(VENV)/constraints.txt -e ".[dev,hf,onnx,xla]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist memopt.egg-info memopt-report .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* build dist memopt.egg-info memopt-report .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

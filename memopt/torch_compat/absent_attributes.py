@@ -1,7 +1,7 @@
 """Attributes that a class's own `__getattr__` answers for, as objects have none of that name, while Dynamo traces.
 
 Dynamo guards what `__getattr__` has read, and not that it was asked: an attribute of that name that is set afterwards
-is not seen. Tried on 2.11 and 2.13.
+is not seen. Tried on 2.11, 2.13 and 2.14, where the method has another name.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ def absent_attributes() -> contextlib.AbstractContextManager[None]:
 def _hook() -> None:
     """Look at each attribute that Dynamo reads of an object, once in a process."""
     kind: Any = user_defined.UserDefinedObjectVariable
-    plain = kind.var_getattr
+    method = "var_getattr" if hasattr(kind, "var_getattr") else "tp_getattro_impl"
+    plain = getattr(kind, method)
 
-    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+    def guarded(self: Any, tx: Any, name: str) -> Any:
         written = tx.output.side_effects.has_pending_mutation_of_attr
         if _hook.in_force and self.source and _is_answered(self.value, name) and not written(self, name):
             absent = functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
             install_guard(self.source.make_guard(absent))
         return plain(self, tx, name)
 
-    kind.var_getattr = var_getattr
+    setattr(kind, method, guarded)
 
 
 def _is_answered(value: Any, name: str) -> bool:
