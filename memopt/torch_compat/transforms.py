@@ -41,10 +41,24 @@ def transforms_left() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        _leave_to(depth)
         with contextlib.suppress(RuntimeError):  # there is no such level
             torch._C._exit_dual_level(level=level + 1)
         raise
+
+
+def _leave_to(depth: int) -> None:
+    """Leave transforms until this many are in force; torch's own function for it fails at a `jvp` in 2.11."""
+    functorch = torch._C._functorch
+    kinds = functorch.TransformType
+    leave = {
+        kinds.Grad: functorch._grad_decrement_nesting,
+        kinds.Jvp: functorch._jvp_decrement_nesting,
+        kinds.Vmap: functorch._vmap_decrement_nesting,
+        kinds.Functionalize: functorch._func_decrement_nesting,
+    }
+    while functorch.get_dynamic_layer_stack_depth() > depth:
+        leave[functorch.peek_interpreter_stack().key()]()
 
 
 def _is_symbolically_traced() -> bool:

@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memopt.torch_compat.transforms import compiled_from, in_force, is_transformed
+from memopt.torch_compat.transforms import compiled_from, in_force, is_transformed, transforms_left
 
 
 class Mode(TorchDispatchMode):
@@ -67,3 +67,21 @@ def test_tensors_of_a_transform_are_known():
     said = []
     torch.vmap(lambda x: (said.append(is_transformed(x)), x)[1])(torch.ones(2))
     assert said == [True] and not is_transformed(torch.ones(2))
+
+
+def test_what_a_failing_graph_has_entered_is_left():
+    functorch = torch._C._functorch
+
+    def graph():
+        functorch._grad_increment_nesting()
+        functorch._vmap_increment_nesting(2, "error")
+        torch._C._enter_dual_level()
+        functorch._jvp_increment_nesting()
+        functorch._func_increment_nesting(True)
+        raise ValueError("a call")
+
+    with pytest.raises(ValueError, match="a call"), transforms_left():
+        graph()
+    assert in_force() == ""
+    with forward_ad.dual_level():  # no level is open
+        pass
