@@ -17,6 +17,7 @@ from memopt.compilation.session import Session
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident, storage_bytes
 from memopt.program import InputKind
+from memopt.torch_compat.checked_results import keep_checks
 from memopt.torch_compat.dynamo import keep_backward_of_functions
 from memopt.torch_compat.function_outputs import keep_gradients_of_outputs
 from memopt.torch_compat.synthetic_bases import bases_told_rightly
@@ -56,9 +57,10 @@ def torch_compile_backend(
     return at_boundary(lowered, check=check)(graph_module, example_inputs)
 
 
-# What Dynamo would trace otherwise has lost its gradient before a backend is asked.
+# What Dynamo and AOTAutograd would trace otherwise has lost its gradient, or its check, before a backend is asked.
 keep_backward_of_functions()
 keep_gradients_of_outputs()
+keep_checks()
 
 
 def _compiled(

@@ -12,6 +12,7 @@ from memopt.torch_compat.absent_attributes import absent_attributes
 from memopt.torch_compat.aot_autograd import checkpoints_draw
 from memopt.torch_compat.bounded_deques import bounded_deques
 from memopt.torch_compat.changing_numbers import ChangingNumbers
+from memopt.torch_compat.checked_results import keep_checks
 from memopt.torch_compat.compared_modules import compared_modules_guarded
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
 from memopt.torch_compat.dynamo import functions_keep_backward, no_weak_references
@@ -65,6 +66,7 @@ def dynamo_settings(
     Guards look at every tensor: by the tags of dictionaries, as torch 2.11 has it by default, a weight whose `data` is
     of another dtype or layout now would not be noticed.
     """
+    keep_checks()
     settings = torch_settings(
         use_recursive_dict_tags_for_guards=False,
         skip_nnmodule_hook_guards=False,  # a hook that is registered between two calls is run from then on

@@ -35,7 +35,7 @@ from memopt.capture.outside import OUTSIDE, Mark
 from memopt.capture.rehearsal import ledger_for, run_backward
 from memopt.capture.same_graph import description
 from memopt.capture.shadow import Shadow
-from memopt.common.own_files import MEMOPT
+from memopt.common.own_files import MEMOPT, is_pythons
 from memopt.common.progress import captured, stage
 from memopt.common.random_streams import streams_kept
 from memopt.compilation.part_by_loss_alone import DROPPED
@@ -118,7 +118,7 @@ def _collected(
 def _place_of(error: BaseException) -> str:
     """The line of the model that an error comes from, where there is one."""
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    own = [(name, line) for name, line in places if not name.startswith((TORCH, MEMOPT, "<"))]
+    own = [place for place in places if not place[0].startswith((TORCH, MEMOPT, "<")) and not is_pythons(place[0])]
     return f" at {os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 

@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import re
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,10 @@ def load_exported(path: Path, *, trust_pickle: bool = False) -> ExportedProgram:
         if reason:
             raise CommandError(f"reading {path} may run code ({reason}); if you trust it, add --trust-pickle", USAGE)
     try:
-        return torch.export.load(path)
+        with warnings.catch_warnings():
+            # Torch 2.11 views the archive's bytes, and never writes to them.
+            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+            return torch.export.load(path)
     except Exception as error:
         raise CommandError(f"{path} is no program of torch.export: {error}") from error
 

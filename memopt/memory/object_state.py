@@ -220,11 +220,11 @@ def copied_iterator(iterator: Iterator[Any]) -> Iterator[Any]:
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.14 copies no `itertools`
         described: Any = iterator.__reduce__()
         made, given, *state = described
-    copied = made(*(copied_iterator(item) if hasattr(type(item), "__next__") else item for item in given))
-    if state and state[0] is not None:
-        parts = state[0]
-        own = tuple(list(part) if type(part) is list else part for part in parts) if type(parts) is tuple else parts
-        copied.__setstate__(own)
+        copied = made(*(copied_iterator(item) if hasattr(type(item), "__next__") else item for item in given))
+        if state and state[0] is not None:
+            parts = state[0]
+            own = tuple(list(part) if type(part) is list else part for part in parts) if type(parts) is tuple else parts
+            copied.__setstate__(own)
     return copied  # type: ignore[no-any-return]
 
 

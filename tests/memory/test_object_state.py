@@ -7,6 +7,7 @@ import functools
 import itertools
 import random
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -161,9 +162,34 @@ def test_an_iterator_that_was_not_advanced_stays_the_same_object() -> None:
     assert list(model.numbers) == [2, 3]
 
 
+class Deprecated:
+    """Copied with warnings, as an iterator of `itertools` is by Python 3.12."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == 4:
+            raise StopIteration
+        self.at += 1
+        return self.at
+
+    def __reduce__(self):
+        warnings.warn("copies will be removed", DeprecationWarning, stacklevel=2)
+        return Deprecated, (0,), self.at
+
+    def __setstate__(self, at):
+        warnings.warn("copies will be removed", DeprecationWarning, stacklevel=2)
+        self.at = at
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        lambda: Deprecated(0),
         lambda: iter([1, 2, 3, 4]),
         lambda: iter((1, 2, 3, 4)),
         lambda: iter(range(4)),
