@@ -59,6 +59,8 @@ class CallEnds:
         """A call with gradients has returned: what is counted, guarded and looked at until its backward."""
         outputs = shown_tensors(outputs)
         self._several.note(session, outputs, args, kwargs)
+        if not self.verifying:
+            self._several.let_go_unseen(session, outputs)
         guard.backward(outputs)
         raised = guard.newly_raised() if session.counts_all else 0
         if raised:

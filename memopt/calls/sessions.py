@@ -281,7 +281,8 @@ class Sessions(Mapping[Plan, Session]):
             lets_go = bool(session.fallbacks.by_loss_alone.held)
             kept = functools.partial(kept_more, weakref.ref(session), calls)
             number, gradients = len(calls), functools.partial(gradients_of, model)
-            call = Ended(key, device, early, gradients, window, whole, lets_go, kept, number, number >= session.calls)
+            last, let_go = number >= session.calls, sum(ran.let_go for ran in calls)
+            call = Ended(key, device, early, gradients, window, whole, lets_go, kept, number, last, let_go)
             self.around.ended(call, session.with_results(outputs), given, look)
             where = unseen(device) if session.budget is not None else ""
             if where:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -168,6 +168,26 @@ class SeveralCalls:
             )
             self._sessions.earlier.note(ran, outputs, len(self._sessions.earlier.alive()))
             self._sessions.group.ran(self._sessions, session.loss_beside)
+
+    def let_go_unseen(self, session: Session, outputs: Iterable[torch.Tensor]) -> None:
+        """Let calls go of what they saved where what comes before their backward is not known, if they fit then.
+
+        What a loop makes of outputs (a loss, a head, a second pass) was never seen in its first step. Recomputing
+        costs that one step another forward, and leaves to the loop all that is not its outputs.
+
+        Args:
+            session: of the call that has returned.
+            outputs: of it.
+        """
+        wanted = [each for each in outputs if each.requires_grad]
+        if session.seen.known or not wanted or any(each.numel() == 1 for each in wanted):  # it returns its loss
+            return
+        if not session.counts_all and session.part():  # a fraction of a part grows with what its step turns out to have
+            return
+        steps = self._sessions.earlier
+        if not session.fits_around([*self._sessions.group.alive(self._sessions), *steps.if_dropped()]):
+            return
+        steps.drop(lambda ran: None)
 
 
 def _recomputes(owner: weakref.ref[Sessions], call: Ran) -> None:

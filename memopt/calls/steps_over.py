@@ -94,6 +94,9 @@ class StepsOver:
                 log.warning("memopt: %s: %s", session.model_name, line)
             self.said[:] = [line]
             session.note(line)
+        if not excess and not session.planned_with.known:  # what calls let go of as the loop was not known is held next
+            excess, _ = session.excess_around([ran.as_planned for ran in calls])
+        if excess:
             self._sessions.add(session)
 
     def due(self) -> Collection[Session]:

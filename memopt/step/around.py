@@ -176,8 +176,9 @@ class Around:
         between = current.left + held.peak
         if current.keeps:  # what comes then is beside what this plan saves, of which another one may save less
             made, first = storage_bytes(current.call.gradients()), current.gradients - current.call.early
-            current.kept += max(0, held.again - made + first - current.another) if held.again else 0
-            between = max(between, current.left + held.after_forward - current.kept)
+            again = held.again - current.call.let_go
+            current.kept += max(0, again - made + first - current.another) if held.again else 0
+            between = max(between, current.left + held.after_forward - current.call.let_go - current.kept)
         else:
             self._after = max(self._after, held.after)
         if current.others:

@@ -71,6 +71,7 @@ class Ran:
         calls: of the graphs, those that can be recomputed.
         dropped: whether what it saved is gone, until it is recomputed.
         made: storages of its outputs, which count in what it saves.
+        before: the same call before what it saved was gone; None where that is there.
     """
 
     graphs: tuple[Figures, ...]
@@ -78,11 +79,25 @@ class Ran:
     calls: tuple[weakref.ref[RecomputedCall], ...] = ()
     dropped: bool = False
     made: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
+    before: Ran | None = None
+
+    @property
+    def as_planned(self) -> Ran:
+        """The same call, holding what it saves, as a later step has it."""
+        return self if self.before is None else self.before
 
     @property
     def saved(self) -> int:
         """Bytes that it holds between forward and backward, arguments left out."""
         return sum(graph.peaks.saved for graph in self.graphs)
+
+    @property
+    def let_go(self) -> int:
+        """Bytes that it has let go of, and holds again once recomputed: outputs that it saved are new ones then."""
+        call = self.recomputed
+        if call is None or not self.dropped:
+            return 0
+        return max(0, self.as_planned.saved - self.saved + call.returned_bytes)
 
     @property
     def recomputed(self) -> RecomputedCall | None:
@@ -96,10 +111,11 @@ class Ran:
             call: `recomputed`.
         """
         (graph,), kept = self.graphs, call.kept_bytes
-        # The caller's outputs are there beside those of the second forward, which go as backward begins.
-        backward = max(graph.peaks.forward + kept, graph.peaks.backward + call.returned_bytes)
+        # The caller's outputs, and their gradients, are there beside those of the second forward.
+        backward = max(graph.peaks.forward + 2 * kept, graph.peaks.backward + call.returned_bytes)
         peaks = dataclasses.replace(graph.peaks, saved=kept, backward=backward)
-        return dataclasses.replace(self, graphs=(dataclasses.replace(graph, peaks=peaks),), dropped=True)
+        graphs = (dataclasses.replace(graph, peaks=peaks),)
+        return dataclasses.replace(self, graphs=graphs, dropped=True, before=self)
 
 
 class _Mark:

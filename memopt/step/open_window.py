@@ -31,6 +31,7 @@ class Ended(NamedTuple):
         kept: bytes by which its backward takes more where the graph is kept for another one.
         number: which call of its step it is, counted from 1.
         last: whether no further one is expected of its step.
+        let_go: bytes that its step's calls have let go of, and hold again from their backward on.
     """
 
     key: str
@@ -43,6 +44,7 @@ class Ended(NamedTuple):
     kept: Callable[[], int] = int
     number: int = 1
     last: bool = True
+    let_go: int = 0
 
 
 class OpenWindow:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from memopt.memory.timeline import Timeline
 from memopt.program import Program
+from memopt.solve.beside import curve_beside
 from memopt.solve.check import check
 from memopt.solve.in_place import in_place_floor
 from memopt.solve.phase_peaks import phase_peaks
@@ -25,6 +26,8 @@ _COMBINED = 24
 _SWEEPS = 4
 # The share of the search's time in which the floor is looked for once more, where no plan keeps the limit.
 _SINKING = 0.1
+# The same for plans that save less of a single graph.
+_SAVING = 0.5
 # The share of the least peak from which on it may be lowered by as much for its own sake.
 _MUCH = 0.03
 
@@ -151,7 +154,7 @@ class StepPlanner:
         self.built: dict[tuple[int, int], Choice] = {}
         self.peaks: dict[tuple[int, ...], int] = {}  # of finished steps
         self._deepest: list[int] | None = None
-        self._seconds, self._sunk = seconds, False
+        self._seconds, self._sunk, self._saved_less = seconds, False, False
         # Peaks by the search's figures, by what is held beside the graphs and the number of each graph's plan.
         self._counted: dict[tuple[int, ...], int] = {}
 
@@ -190,9 +193,27 @@ class StepPlanner:
             if limit * 0.98 <= peak <= limit:
                 break
             target += limit - peak
-        if not feasible and self._sinks(minimum, limit):
+        if not feasible and (self._saves_less() or self._sinks(minimum, limit)):
             return self._picked(limit)
         return best, self._result(best, minimum, feasible)
+
+    def _saves_less(self) -> bool:
+        """Whether plans that save less lower the peak of a single graph, beside whose halves something else is held.
+
+        They are looked for once, where no plan keeps the limit: the least peak of its own is not the least there.
+        """
+        if len(self.curves) > 1 or not held_beside()[0] or self._saved_less:
+            return False
+        self._saved_less, before = True, self._solver_peak(self.deepest())
+        (lowering,), (known,) = self.lowerings, self.curves
+        found = curve_beside(lowering.problem, lowering.kernels, seconds=self._seconds * _SAVING)
+        self._put_curve(
+            0, Curve((*known.points, *found.points), (*peaks_on(known, lowering), *peaks_on(found, lowering)))
+        )
+        if self._solver_peak(self.deepest()) < before:
+            return True
+        self._put_curve(0, known)
+        return False
 
     def _sinks(self, minimum: int, limit: int) -> bool:
         """Whether orders found with results in the memory of what they are made of lower the step's least peak.
@@ -232,8 +253,11 @@ class StepPlanner:
 
     def deepest(self) -> list[int]:
         """The plans with the least peak of the step: graph by graph the one that lowers it, until none does."""
-        if len(self.curves) == 1:
-            return [len(self.curves[0].points) - 1]
+        if len(self.curves) == 1:  # what is held between its two halves lies beside what it saves, and nothing else
+            last = len(self.curves[0].points) - 1
+            return (
+                min(([point] for point in range(last, -1, -1)), key=self._solver_peak) if held_beside()[0] else [last]
+            )
         if self._deepest is None:
             starts = [
                 [min(range(len(each)), key=[taken(figures) for figures in each].__getitem__) for each in self.figures]

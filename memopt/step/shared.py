@@ -311,6 +311,13 @@ class SharedStep(StepInLoop):
         limit = self.limit(0)
         return limit is None or self._needed_beside(every, graph) <= self.usable(limit)
 
+    def fits_around(self, every: Sequence[Ran]) -> bool:
+        """Whether a step of these calls keeps the budget with what is known of its loop; False without either."""
+        limit, graphs = self.limit(0), [graph for ran in every for graph in ran.graphs]
+        if limit is None or self.soft or not graphs:
+            return False
+        return self.needed_around(graphs, self.seen) + self.inputs_beside <= self.usable(limit)
+
     def before_recomputing(self, every: Sequence[Ran], call: Ran) -> None:
         """A call is about to be recomputed, in its backward, while these of the step are still to have theirs.
 
