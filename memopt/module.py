@@ -21,6 +21,7 @@ from memopt.capture.export import CaptureError
 from memopt.options import Options
 from memopt.report.record import Report
 from memopt.torch_compat.dynamo import waited_for_other_thread
+from memopt.torch_compat.exporting import is_exporting
 from memopt.torch_compat.modules import change_tensors
 from memopt.torch_compat.traced_again import trace_again
 from memopt.torch_compat.transforms import compiled_from
@@ -105,8 +106,8 @@ class CompiledModule(nn.Module):
                 what the model takes eagerly cannot be counted.
             MemoryError: the device had less memory left than the step needs.
         """
-        if torch.compiler.is_compiling() and not waited_for_other_thread():
-            if self._memopt.inlined or torch.compiler.is_exporting():
+        if torch.compiler.is_compiling() and (torch.compiler.is_dynamo_compiling() or not waited_for_other_thread()):
+            if self._memopt.inlined or is_exporting():
                 return self._memopt.model(*args, **kwargs)
             return _run_outside(self, args, kwargs)
         self._memopt.is_reached()

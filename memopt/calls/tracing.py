@@ -55,6 +55,7 @@ from memopt.step.planner import StepPlan
 from memopt.step.recomputed_calls import recomputable
 from memopt.step.warm_start import keep_for_others, warm_started
 from memopt.torch_compat.dynamo import Kept, compiled_module, with_own_entry
+from memopt.torch_compat.dynamo_errors import place_in_model
 from memopt.torch_compat.fully_sharded import sharded_captured
 from memopt.torch_compat.logging_calls import silence
 from memopt.torch_compat.not_returned import NotReturned, Untouched
@@ -119,7 +120,10 @@ def _place_of(error: BaseException) -> str:
     """The line of the model that an error comes from, where there is one."""
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     own = [place for place in places if not place[0].startswith((TORCH, MEMOPT, "<")) and not is_pythons(place[0])]
-    return f" at {os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+    if own:
+        return f" at {os.path.basename(own[-1][0])}:{own[-1][1]}"
+    known = place_in_model(error.__cause__ or error)  # in 2.11 no frame of the model's is among them
+    return f" at {known}" if known else ""
 
 
 def _rehearsed(session: Session, model: nn.Module, call: Callable[[], Any], mark: Mark) -> list[Any]:

@@ -32,4 +32,5 @@ def is_tracers_own(error: BaseException) -> bool:
 def place_in_model(error: BaseException) -> str:
     """`file:line` of the model's code that Dynamo was at, by what it adds to an error; empty where it adds nothing."""
     frames = re.findall(r'File "([^"\n]+)", line (\d+)', str(error).partition("from user code:")[2])
+    frames = [frame for frame in frames if not frame[0].startswith(TORCH)] or frames
     return f"{os.path.basename(frames[-1][0])}:{frames[-1][1]}" if frames else ""
