@@ -185,6 +185,8 @@ class SeveralCalls:
         if not session.counts_all and session.part():  # a fraction of a part grows with what its step turns out to have
             return
         steps = self._sessions.earlier
+        if not all(call.keeps_all for ran in steps.alive() for call in [ran.recomputed] if call is not None):
+            return
         if not session.fits_around([*self._sessions.group.alive(self._sessions), *steps.if_dropped()]):
             return
         steps.drop(lambda ran: None)

@@ -61,11 +61,15 @@ class RecomputedCall:
         self._args = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
         self._wanted = [isinstance(value, torch.Tensor) and value.requires_grad for value in args]
         self._copies = {place: _Copy(args[place]) for place in written}
-        self._stamps = [
-            Stamp(value, called(place), contents=False)
+        self._stamps = {
+            place: Stamp(value, called(place), contents=False)
             for place, value in enumerate(self._args)
             if isinstance(value, torch.Tensor) and place not in self._copies
-        ]
+        }
+        trained = {place for place, wanted in enumerate(self._wanted) if wanted}
+        self._parameters = {
+            place for place, value in enumerate(args) if isinstance(value, torch.nn.Parameter)
+        } | trained
         self._devices = sorted({v.device.index for v in args if isinstance(v, torch.Tensor) and v.is_cuda})
         self._drawn, self._settings = RandomStreams(self._devices), kernel_settings()
         self._saved: list[tuple[torch.Tensor | None, int]] = []  # each with its count of writes
@@ -98,8 +102,22 @@ class RecomputedCall:
         self.returned_bytes = sum(size for key, size in made.items() if key in saved)
         return results
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether what a loop may write to before backward, as backward does not read it, is few bytes to copy."""
+        return sum(self._args[place].untyped_storage().nbytes() for place in self._unread()) <= _MOST_COPIED
+
+    def _unread(self) -> list[int]:
+        """Positions of inputs and buffers that were not saved: a uint8 image, a mask. Eager lets them be changed."""
+        saved = {_memory(value) for value, _ in self._saved}
+        return [place for place in self._stamps.keys() - self._parameters if _memory(self._args[place]) not in saved]
+
     def drop(self) -> None:
-        """Let go of what was saved."""
+        """Let go of what was saved, and keep what may be changed until it is recomputed, where that is little."""
+        if self.keeps_all:
+            for place in self._unread():
+                self._copies[place] = _Copy(self._args[place])
+                del self._stamps[place]
         self._saved = [_NOTHING] * len(self._saved)
         self.dropped = True
 
@@ -134,7 +152,7 @@ class RecomputedCall:
         """
         self.before()
         with torch.no_grad():
-            for stamp in self._stamps:
+            for stamp in self._stamps.values():
                 stamp.check()
         found: list[tuple[torch.Tensor | None, int]] = []
         args = [

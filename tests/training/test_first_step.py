@@ -118,3 +118,25 @@ def test_numbers_are_those_of_eager_where_the_first_step_recomputes():
         assert torch.equal(one, other)
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
+
+
+class Masked(Features):
+    def forward(self, x: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + masked.float() * 3)
+
+
+@pytest.mark.parametrize("rows", [1, 2000])
+def test_inputs_that_eager_does_not_read_again_may_be_changed_before_backward(rows):
+    torch.manual_seed(0)
+    model, x = Masked(), torch.randn(ROWS * rows, WIDTH)
+    found = []
+    for budget in (None, "1GB"):
+        torch._dynamo.reset()
+        model.zero_grad()
+        call = model if budget is None else memopt.compile(model, budget, backend="aten")
+        masked = (x > 1).to(torch.uint8)
+        loss = call(x, masked).square().mean()
+        masked.zero_()
+        loss.backward()
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(map(torch.equal, *found))
