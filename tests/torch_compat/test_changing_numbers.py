@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.torch_version import TorchVersion
 
 import memopt
 from memopt.calls.guard_fast_path import Kind
@@ -96,7 +97,11 @@ def test_a_number_that_dynamo_loses_as_an_input_is_compiled_for_a_few_values(cap
     # A schedule that goes on is not compiled for at each step: the step runs eagerly, within the budget.
     with caplog.at_level(logging.WARNING, "memopt"):
         passed_on(run, model, twin, [i / 16 for i in range(1, 9)], x)
-    (line,) = [each.getMessage() for each in caplog.records if "runs eagerly" in each.getMessage()]
+    lines = [each.getMessage() for each in caplog.records]
+    if TorchVersion(torch.__version__) < (2, 13):  # it is traced there, and compiled for each value, which is said
+        assert len(lines) == 1 and "each is compiled anew: keep it in a tensor" in lines[0]
+        return
+    (line,) = [line for line in lines if "runs eagerly" in line]
     assert "torch's tracer fails" in line and "keep self.value in a tensor" in line
 
 

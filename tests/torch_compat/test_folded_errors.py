@@ -6,6 +6,7 @@ import importlib.util
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 import memopt
 
@@ -39,7 +40,9 @@ def test_a_package_that_is_not_there_is_an_error_of_the_models(known):
     torch._dynamo.reset()
     compiled = memopt.compile(model, "1MB", backend="aten")
     torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=0)
-    assert len(compiled.report.programs) == 1 and not compiled.report.notes
+    # Torch 2.11 calls no such function as it traces: its graph ends there, and the step is planned all the same.
+    graphs = 1 if TorchVersion(torch.__version__) >= (2, 13) else 2
+    assert len(compiled.report.programs) == graphs and not compiled.report.notes
 
 
 def test_one_that_the_model_does_not_catch_is_raised_as_it_is():

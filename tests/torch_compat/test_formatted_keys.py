@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.variables.misc import StringFormatVariable
 
 import memopt
 from memopt.torch_compat.formatted_keys import formatted_keys
@@ -64,6 +65,7 @@ def test_experts_by_name_train_within_a_budget():
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.skipif(not hasattr(StringFormatVariable, "hash_impl"), reason="torch 2.11 ends the graph there itself")
 def test_elsewhere_tracing_is_as_ever():
     def scaled(x, index):
         return x * LOOKS["get"](f"part{index}")
