@@ -30,6 +30,7 @@ from memopt.pass_manager import PassError
 from memopt.torch_compat.dynamo_errors import TorchDynamoException, TorchRuntimeError, place_in_model
 from memopt.torch_compat.saved_tensors import is_from_hooks
 from memopt.torch_compat.source_files import AROUND_CALLS, COMPILER
+from memopt.torch_compat.versions import TRIED, untried
 
 # Files whose frames lie around every call, or around the model's own code.
 _CALLS = (
@@ -110,7 +111,9 @@ class Failure:
                 file.write(text)
         except OSError as error:
             return f"its traceback could not be written: {first_line(error)}"
-        return f"please report it with {path}"
+        version = untried()
+        other = f", or take a torch that memopt was tried on ({', '.join(TRIED)}; this is {version})" if version else ""
+        return f"please report it with {path}{other}"
 
 
 def failure_of(error: Exception, options: Options) -> Failure | None:
