@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import torch
@@ -19,8 +20,9 @@ def storages(beside: frozenset[int] = frozenset()) -> dict[int, torch.UntypedSto
             if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.device.type != "cpu":
                 continue
             storage = tensor.untyped_storage()
-            if storage.nbytes() and storage.data_ptr() not in beside:
-                found[storage.data_ptr()] = storage
+            with contextlib.suppress(RuntimeError):  # torch 2.11 says so of what has no memory, as of traced tensors
+                if storage.nbytes() and storage.data_ptr() not in beside:
+                    found[storage.data_ptr()] = storage
     return found
 
 
