@@ -24,6 +24,7 @@ from memopt.graph.weights import only
 from memopt.inductor.edits import edits
 from memopt.inductor.operator_layout import as_operators_lie
 from memopt.inductor.own_memory import note_memory
+from memopt.inductor.padding import product_settings
 from memopt.inductor.strided_views import copy_bases
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.step.planned import fingerprint
@@ -245,6 +246,7 @@ def _lowered(
     module = as_operators_lie(module)
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with out_of_trace(), torch.no_grad():
-        patches = {**(settings or {}), **edits(_edit_first)}
+        products = product_settings(module, inputs, training=False)
+        patches = {**products, **(settings or {}), **edits(_edit_first)}
         compiled: Any = compile_graph(module, inputs, inner_compile, patches)
     return compiled  # type: ignore[no-any-return]

@@ -16,19 +16,25 @@ aten = torch.ops.aten
 _ALIGNED_BYTES = 16
 
 
-def pads_products(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether Inductor may pad factors of products of a training graph, as it does on GPUs where that is faster.
+def product_settings(graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, training: bool) -> dict[str, Any]:
+    """Inductor's settings for products of a graph, of which it pads factors on GPUs where that is faster.
 
     Not where the graph returns rows that do not begin at multiples of 16 bytes, as logits of 50,257 words: a product
-    that is returned would have rows farther apart than the model's. Nor where sizes are symbols: AOTAutograd takes the
-    strides of what is saved so for those of one size.
+    that is returned would have rows farther apart than the model's. Nor in training where sizes are symbols:
+    AOTAutograd takes the strides of what is saved so for those of one size.
     """
-    if any(isinstance(value, torch.SymInt) for value in example_inputs):
-        return False
+    symbolic = training and any(isinstance(value, torch.SymInt) for value in example_inputs)
+    return {} if not symbolic and _returns_aligned_rows(graph_module) else {"shape_padding": False}
+
+
+def _returns_aligned_rows(graph_module: fx.GraphModule) -> bool:
     returned: Any = graph_module.graph.output_node().args[0]
-    values = [value_of(node) for node in returned if isinstance(node, fx.Node) and node.op != "placeholder"]
+    nodes = [node for node in returned if isinstance(node, fx.Node) and node.op != "placeholder"]
+    values = [node.meta.get("val", value_of(node)) for node in nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dim() > 1]
-    return all(value.shape[-1] * value.element_size() % _ALIGNED_BYTES == 0 for value in tensors)
+    # A length that is a symbol may be any.
+    lengths = [(value.shape[-1], value.element_size()) for value in tensors]
+    return all(isinstance(length, int) and length * size % _ALIGNED_BYTES == 0 for length, size in lengths)
 
 
 def padded_in_place(node: fx.Node) -> fx.Node | None:

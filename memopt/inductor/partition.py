@@ -18,7 +18,7 @@ from memopt.inductor.offload import wait_on_host
 from memopt.inductor.order import KeepOrder
 from memopt.inductor.own_memory import note_memory
 from memopt.inductor.own_reads import note_reads
-from memopt.inductor.padding import pads_products
+from memopt.inductor.padding import product_settings
 from memopt.inductor.peak_estimate import expected_bytes
 from memopt.inductor.postplan_reorder import together
 from memopt.inductor.product_sums import register_product_sums
@@ -176,7 +176,7 @@ def compile_training(
                 "custom_partitioner_fn": partition,
                 "graph_partition": False,
                 **edits(_edit_first),
-                **({} if pads_products(graph_module, example_inputs) else {"shape_padding": False}),
+                **product_settings(graph_module, example_inputs, training=True),
             },
         )
 

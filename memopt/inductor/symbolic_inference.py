@@ -20,6 +20,7 @@ from memopt.inductor.edits import edits
 from memopt.inductor.forward_backward import GraphCode, copy_of, peak_of
 from memopt.inductor.loading import loaded_by
 from memopt.inductor.own_memory import note_memory
+from memopt.inductor.padding import product_settings
 from memopt.inductor.served_sizes import ServedSizes, sizes_errors
 from memopt.inductor.workspace import MeasuredWorkspace
 from memopt.memory.resident import storage_bytes
@@ -60,7 +61,8 @@ class SymbolicInference:
             # A function that torch's cache has of the graph would come as a whole, without the code that is counted.
             with dead_draws_kept(), unread_logs_suppressed(), aot_settings(enable_autograd_cache=False):
                 module = fx.GraphModule(self.graph_module, self.graph_module.graph)
-                patches = {"graph_partition": False, **edits(note_memory)}
+                products = product_settings(module, self.example_inputs, training=False)
+                patches = {"graph_partition": False, **products, **edits(note_memory)}
                 run = compile_graph(module, self.example_inputs, self._lowered, patches)
             if self._graph is None:
                 raise SizesError("the graph has gradients")

@@ -7,7 +7,8 @@ from torch._inductor import config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from memopt.inductor.padding import padded_in_place, pads_products
+from memopt.inductor import inference
+from memopt.inductor.padding import padded_in_place, product_settings
 from memopt.inductor.peak_estimate import expected_bytes
 from memopt.inductor.peak_lower_bound import peak_lower_bound
 from tests.inductor.test_peak_lower_bound import graph_of
@@ -126,12 +127,27 @@ def returned(*shapes, dtype=torch.bfloat16):
     ],
 )
 def test_products_are_padded_where_rows_that_are_returned_are_aligned(shapes, dtype, pads):
-    assert pads_products(returned(*shapes, dtype=dtype), [torch.ones(2)]) is pads
+    for training in (True, False):
+        found = product_settings(returned(*shapes, dtype=dtype), [torch.ones(2)], training=training)
+        assert found == ({} if pads else {"shape_padding": False})
 
 
-def test_no_product_is_padded_where_sizes_are_symbols():
+def test_in_training_no_product_is_padded_where_sizes_are_symbols():
     size = ShapeEnv().create_unbacked_symint()
-    assert not pads_products(returned((3, 16)), [size, torch.ones(2)])
+    given = returned((3, 16)), [size, torch.ones(2)]
+    assert product_settings(*given, training=True) == {"shape_padding": False}
+    assert product_settings(*given, training=False) == {}
+
+
+@pytest.mark.parametrize(("columns", "said"), [(12, {"shape_padding": False}), (16, {})])
+def test_code_without_gradients_is_made_by_these_settings(columns, said, monkeypatch):
+    patches = []
+    monkeypatch.setattr(inference, "compile_graph", lambda *args: patches.append(args[-1]))
+    graph = returned((3, columns))
+    for node in graph.graph.nodes:
+        node.meta["val"] = node.meta.get("example_value")
+    inference._lowered(graph)
+    assert {key: value for key, value in patches[0].items() if key == "shape_padding"} == said
 
 
 @pytest.mark.gpu
@@ -154,6 +170,8 @@ def test_on_a_gpu_logits_of_an_odd_vocabulary_lie_as_the_model_s(dynamic):
     run = memopt.compile(model, backend="inductor", dynamic=dynamic)
     for rows, length in ((15, 426), (14, 462), (9, 311)):
         ids = torch.randint(5025, (rows, length), device="cuda")
+        with torch.no_grad():  # the loss reads the logits, too, so that they are not computed by a call of their own
+            assert run(ids)[0].is_contiguous()
         logits, loss = run(ids)
         assert logits.is_contiguous()
         loss.backward()
