@@ -325,6 +325,7 @@ def _noted_at_any_size(code: ManySizes, session: Session, hooks: Hooks) -> Calla
                 graph = session.figures(captured)
             if graph is not None:
                 session.runs(graph)
+            session.makes_way()
         return code.run(*args)
 
     return noted
@@ -347,10 +348,12 @@ def _noted(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[
     graph = session.figures(hooks.captured) if session.budget is not None and hooks.needs_gradients else None
     if graph is None:
         return run
-    known = graph
+    known, captured = graph, hooks.graph_gain is not None
 
     def noted(*args: Any) -> Any:
         session.runs(known)
+        if not captured:
+            session.makes_way()
         return run(*args)
 
     return noted

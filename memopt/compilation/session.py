@@ -107,6 +107,11 @@ class Session(PlannedStep):
         """Its steps run on this device: captured there, if there is a pool, within the limit that `hold` is told."""
         self.graph_pool, self.hold = graph_pool, hold
 
+    def makes_way(self) -> None:
+        """Give back the memory of CUDA graphs, as a step begins that is not captured: it is planned without them."""
+        if self.graph_pool is not None:
+            self.graph_pool.release()
+
     @contextlib.contextmanager
     def rewritten_by(self, passes: Sequence[Pass]) -> Iterator[None]:
         """Within: these passes alone rewrite training steps."""
