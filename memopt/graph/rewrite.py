@@ -108,11 +108,23 @@ def add_constant(program: Program, name: str, value: torch.Tensor) -> tuple[fx.N
     with where:
         node = graph.placeholder(name)
     node.target = node.name  # the graph made the name unique
-    node.meta["val"] = fake_mode(program.graph_module).from_tensor(value, static_shapes=True)
+    mode = fake_mode(program.graph_module)
+    node.meta["val"] = fake = mode.from_tensor(value, static_shapes=True)
+    device = _planned_device(program, value.device)
+    if fake.device != device:
+        with mode:
+            node.meta["val"] = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=device)
     entry = Input(node.name, InputKind.CONSTANT)
     return node, dataclasses.replace(
         program, inputs=(*program.inputs, entry), state=joined(program.state, {node.name: value})
     )
+
+
+def _planned_device(program: Program, device: torch.device) -> torch.device:
+    """Where tensors that really lie on a device are in the program, which may be planned for another."""
+    states = ((node, program.state.get(node.name)) for node in program.placeholders)
+    planned = (node.meta["val"].device for node, value in states if value is not None and value.device == device)
+    return next(planned, device)
 
 
 def drop_unused_constants(program: Program) -> tuple[Program, list[str]]:

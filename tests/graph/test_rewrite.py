@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -93,6 +95,18 @@ def test_a_new_constant_follows_the_inputs_and_has_a_name_of_its_own() -> None:
         assert isinstance(placeholder.meta["val"], FakeTensor) and placeholder.meta["val"].shape == (6,)
         assert program.state[expected].data_ptr() == value.data_ptr() and not program.state[expected].requires_grad
     assert_same(program.run(X), [X.sin() + 1 + 1])
+
+
+def test_of_a_program_that_is_planned_for_another_device_a_constant_is_there_too() -> None:
+    program = trace(lambda x, weight: (x @ weight,), torch.ones(2, 6), torch.ones(6, 3))
+    weight = program.placeholders[1]
+    with weight.meta["val"].fake_mode:
+        weight.meta["val"] = torch.empty(6, 3, device="meta")
+    placed = dataclasses.replace(program.copy(), state={weight.name: torch.ones(6, 3)})
+    placeholder, placed = add_constant(placed, "table", torch.ones(3, 2).t())
+    found = placeholder.meta["val"]
+    assert found.device.type == "meta" and found.stride() == (1, 2)
+    assert placed.state[placeholder.name].device.type == "cpu"
 
 
 def test_a_constant_in_a_program_without_inputs() -> None:

@@ -324,7 +324,7 @@ def test_for_a_target_nothing_is_run_and_nothing_kept(own_cache, runs):
 
 
 def test_operators_that_fail_on_made_up_values_are_estimated(own_cache):
-    singular = call(aten.cholesky.default, torch.eye(8))
+    singular = call(aten.linalg_cholesky.default, torch.eye(8))
     good = call(aten.relu.default, X)
     graph_costs = CostTable()._look_up([singular, good])
     assert [cost.measured for cost in graph_costs.values()] == [False, True]
