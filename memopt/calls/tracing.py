@@ -325,7 +325,7 @@ def _noted_at_any_size(code: ManySizes, session: Session, hooks: Hooks) -> Calla
                 graph = session.figures(captured)
             if graph is not None:
                 session.runs(graph)
-            session.makes_way()
+            session.makes_way(graph)
         return code.run(*args)
 
     return noted
@@ -353,7 +353,7 @@ def _noted(run: Callable[..., Any], session: Session, hooks: Hooks) -> Callable[
     def noted(*args: Any) -> Any:
         session.runs(known)
         if not captured:
-            session.makes_way()
+            session.makes_way(known)
         return run(*args)
 
     return noted

@@ -23,6 +23,7 @@ from memopt.compilation.size_plans import SizePlans
 from memopt.cuda_graphs.pool import GraphPool
 from memopt.engine import Engine
 from memopt.evidence import Verification
+from memopt.memory.allocator_limit import limit_available_bytes
 from memopt.memory.cost.table import CostTable
 from memopt.memory.resident import Resident
 from memopt.memory.tangents import largest_output
@@ -31,6 +32,7 @@ from memopt.pass_manager import Pass
 from memopt.program import Program
 from memopt.step.budget_state import Step
 from memopt.step.eager_peaks import EagerPeaks
+from memopt.step.earlier_calls import Figures
 from memopt.step.graph_peaks import GraphPeaks
 from memopt.step.hooked import EarlyGradients
 from memopt.step.inference import Inferred, plan_inference
@@ -41,6 +43,8 @@ from memopt.step.reference import Reference
 from memopt.step.rewriting import Rewriting
 from memopt.step.stages import Stages
 from memopt.torch_compat.changing_numbers import ChangingNumbers
+
+_LOST = 8  # the allocator may lose this part of a step between blocks
 
 
 class Session(PlannedStep):
@@ -107,9 +111,15 @@ class Session(PlannedStep):
         """Its steps run on this device: captured there, if there is a pool, within the limit that `hold` is told."""
         self.graph_pool, self.hold = graph_pool, hold
 
-    def makes_way(self) -> None:
-        """Give back the memory of CUDA graphs, as a step begins that is not captured: it is planned without them."""
-        if self.graph_pool is not None:
+    def makes_way(self, graph: Figures | None) -> None:
+        """Give back the memory of CUDA graphs where a step may lack it that is not captured, and planned without them.
+
+        Args:
+            graph: the step, which is about to run; None: what it takes is not known.
+        """
+        available = None if graph is None else limit_available_bytes()
+        size = 0 if graph is None else max(graph.peaks.forward, graph.peaks.backward)
+        if self.graph_pool is not None and (available is None or available < size + size // _LOST):
             self.graph_pool.release()
 
     @contextlib.contextmanager

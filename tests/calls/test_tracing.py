@@ -9,7 +9,10 @@ from torch import nn
 import memopt
 from memopt.calls.sessions import Sessions
 from memopt.calls.tracing import _noted
+from memopt.compilation import session
 from memopt.cuda_graphs.pool import GraphPool
+from memopt.step.earlier_calls import Figures
+from memopt.step.graph_peaks import GraphPeaks
 
 
 class Pool(GraphPool):
@@ -38,12 +41,20 @@ def test_a_step_of_another_size_has_the_memory_of_cuda_graphs(engine, dynamic, m
         assert pool.released > before
 
 
+@pytest.mark.parametrize(("available", "released"), [(1125, 0), (1124, 1), (None, 1)])
+def test_they_stay_where_there_is_room_beside_them(available, released, monkeypatch):
+    monkeypatch.setattr(session, "limit_available_bytes", lambda: available)
+    peaks, pool = GraphPeaks(forward=1000, backward=900, saved=0, left=0), Pool()
+    session.Session.makes_way(SimpleNamespace(graph_pool=pool), Figures(peaks, peaks, 0, "", None))
+    assert pool.released == released
+
+
 @pytest.mark.parametrize("gain", [None, "time"])
 def test_a_step_that_is_captured_claims_it_itself(gain):
     said = []
-    session = SimpleNamespace(
-        budget=1, figures=lambda captured: "graph", runs=said.append, makes_way=lambda: said.append("way")
+    told = SimpleNamespace(
+        budget=1, figures=lambda captured: "graph", runs=said.append, makes_way=lambda graph: said.append(graph)
     )
     hooks = SimpleNamespace(needs_gradients=True, captured=None, graph_gain=gain)
-    assert _noted(lambda x: x + 1, session, hooks)(1) == 2
-    assert said == ["graph", *(["way"] if gain is None else [])]
+    assert _noted(lambda x: x + 1, told, hooks)(1) == 2
+    assert said == ["graph"] * (2 if gain is None else 1)
