@@ -102,9 +102,12 @@ readme: $(STAMP)
 	$(BIN)/python benchmarks/render.py
 
 # Set-up is repeated only when what is to be installed changes.
-$(DEMO_STAMP): pyproject.toml constraints.txt
+$(VENV)/constraints.txt: constraints.txt
+	@mkdir -p $(VENV)
+	sed $(if $(TORCH),-e 's/^torch==.*/torch==$(TORCH)/' -e '/^triton==/d',-e '') constraints.txt > $@
+
+$(DEMO_STAMP): pyproject.toml $(VENV)/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	sed $(if $(TORCH),-e 's/^torch==.*/torch==$(TORCH)/' -e '/^triton==/d',-e '') constraints.txt > $(VENV)/constraints.txt
 	@echo "installing torch and memopt into $(VENV): a minute, and as long as their download takes"
 	$(PIP_INSTALL) -c $(VENV)/constraints.txt -e .
 	touch $@

@@ -14,8 +14,8 @@ from memopt.torch_compat.bounded_deques import bounded_deques
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.checked_results import keep_checks
 from memopt.torch_compat.compared_modules import compared_modules_guarded
+from memopt.torch_compat.dynamo import NO_WEAK_REFERENCES, functions_keep_backward
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
-from memopt.torch_compat.dynamo import functions_keep_backward, no_weak_references
 from memopt.torch_compat.dynamo_errors import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -77,11 +77,11 @@ def dynamo_settings(
         fail_on_recompile_limit_hit=True,
         optimize_ddp=False,  # it cuts the graph where buckets are full: gradients are handed over within backward
         use_numpy_random_stream=True,  # numpy.random draws from NumPy's own stream, and not from torch's
+        **NO_WEAK_REFERENCES,
     )
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(settings)
-            stack.enter_context(no_weak_references())
             if varying is not None:
                 stack.enter_context(varying_shapes(varying))
             elif not symbolic:

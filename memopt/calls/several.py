@@ -179,8 +179,10 @@ class SeveralCalls:
             session: of the call that has returned.
             outputs: of it.
         """
+        if session.seen.known:
+            return
         wanted = [each for each in outputs if each.requires_grad]
-        if session.seen.known or not wanted or any(each.numel() == 1 for each in wanted):  # it returns its loss
+        if not wanted or any(each.numel() == 1 for each in wanted):  # it returns its loss
             return
         if not session.counts_all and session.part():  # a fraction of a part grows with what its step turns out to have
             return

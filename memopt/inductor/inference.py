@@ -246,7 +246,6 @@ def _lowered(
     module = as_operators_lie(module)
     inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     with out_of_trace(), torch.no_grad():
-        products = product_settings(module, inputs, training=False)
-        patches = {**products, **(settings or {}), **edits(_edit_first)}
+        patches = {**product_settings(module), **(settings or {}), **edits(_edit_first)}
         compiled: Any = compile_graph(module, inputs, inner_compile, patches)
     return compiled  # type: ignore[no-any-return]

@@ -16,14 +16,18 @@ aten = torch.ops.aten
 _ALIGNED_BYTES = 16
 
 
-def product_settings(graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, training: bool) -> dict[str, Any]:
+def product_settings(graph_module: fx.GraphModule, saved_of: Sequence[Any] = ()) -> dict[str, Any]:
     """Inductor's settings for products of a graph, of which it pads factors on GPUs where that is faster.
 
     Not where the graph returns rows that do not begin at multiples of 16 bytes, as logits of 50,257 words: a product
     that is returned would have rows farther apart than the model's. Nor in training where sizes are symbols:
     AOTAutograd takes the strides of what is saved so for those of one size.
+
+    Args:
+        graph_module: the graph.
+        saved_of: its inputs, where what it computes of them is saved for backward.
     """
-    symbolic = training and any(isinstance(value, torch.SymInt) for value in example_inputs)
+    symbolic = any(isinstance(value, torch.SymInt) for value in saved_of)
     return {} if not symbolic and _returns_aligned_rows(graph_module) else {"shape_padding": False}
 
 
@@ -32,9 +36,8 @@ def _returns_aligned_rows(graph_module: fx.GraphModule) -> bool:
     nodes = [node for node in returned if isinstance(node, fx.Node) and node.op != "placeholder"]
     values = [node.meta.get("val", value_of(node)) for node in nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dim() > 1]
-    # A length that is a symbol may be any.
-    lengths = [(value.shape[-1], value.element_size()) for value in tensors]
-    return all(isinstance(length, int) and length * size % _ALIGNED_BYTES == 0 for length, size in lengths)
+    rows = [value.shape[-1] * value.element_size() for value in tensors]
+    return all(isinstance(size, int) and size % _ALIGNED_BYTES == 0 for size in rows)  # a symbol may be any size
 
 
 def padded_in_place(node: fx.Node) -> fx.Node | None:

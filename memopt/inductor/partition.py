@@ -176,7 +176,7 @@ def compile_training(
                 "custom_partitioner_fn": partition,
                 "graph_partition": False,
                 **edits(_edit_first),
-                **product_settings(graph_module, example_inputs, training=True),
+                **product_settings(graph_module, example_inputs),
             },
         )
 

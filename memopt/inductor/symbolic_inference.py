@@ -61,8 +61,7 @@ class SymbolicInference:
             # A function that torch's cache has of the graph would come as a whole, without the code that is counted.
             with dead_draws_kept(), unread_logs_suppressed(), aot_settings(enable_autograd_cache=False):
                 module = fx.GraphModule(self.graph_module, self.graph_module.graph)
-                products = product_settings(module, self.example_inputs, training=False)
-                patches = {"graph_partition": False, **products, **edits(note_memory)}
+                patches = {"graph_partition": False, **product_settings(module), **edits(note_memory)}
                 run = compile_graph(module, self.example_inputs, self._lowered, patches)
             if self._graph is None:
                 raise SizesError("the graph has gradients")

@@ -69,17 +69,20 @@ class Ran:
         graphs: those that it ran, in order.
         inputs: bytes of its arguments, by storage, without outputs of calls before it.
         calls: of the graphs, those that can be recomputed.
-        dropped: whether what it saved is gone, until it is recomputed.
         made: storages of its outputs, which count in what it saves.
-        before: the same call before what it saved was gone; None where that is there.
+        before: the same call before what it saved was gone, until it is recomputed; None where that is there.
     """
 
     graphs: tuple[Figures, ...]
     inputs: Mapping[int, int]
     calls: tuple[weakref.ref[RecomputedCall], ...] = ()
-    dropped: bool = False
     made: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
     before: Ran | None = None
+
+    @property
+    def dropped(self) -> bool:
+        """Whether what it saved is gone."""
+        return self.before is not None
 
     @property
     def as_planned(self) -> Ran:
@@ -115,7 +118,7 @@ class Ran:
         backward = max(graph.peaks.forward + 2 * kept, graph.peaks.backward + call.returned_bytes)
         peaks = dataclasses.replace(graph.peaks, saved=kept, backward=backward)
         graphs = (dataclasses.replace(graph, peaks=peaks),)
-        return dataclasses.replace(self, graphs=graphs, dropped=True, before=self)
+        return dataclasses.replace(self, graphs=graphs, before=self)
 
 
 class _Mark:

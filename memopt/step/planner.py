@@ -198,7 +198,7 @@ class StepPlanner:
         return best, self._result(best, minimum, feasible)
 
     def _saves_less(self) -> bool:
-        """Whether plans that save less lower the peak of a single graph, beside whose halves something else is held.
+        """Whether plans that save less lower the peak of a single graph, beside what is held before its backward.
 
         They are looked for once, where no plan keeps the limit: the least peak of its own is not the least there.
         """
@@ -253,11 +253,9 @@ class StepPlanner:
 
     def deepest(self) -> list[int]:
         """The plans with the least peak of the step: graph by graph the one that lowers it, until none does."""
-        if len(self.curves) == 1:  # what is held between its two halves lies beside what it saves, and nothing else
-            last = len(self.curves[0].points) - 1
-            return (
-                min(([point] for point in range(last, -1, -1)), key=self._solver_peak) if held_beside()[0] else [last]
-            )
+        if len(self.curves) == 1:  # what is held before backward lies beside what it saves, and nothing else
+            plans = [[point] for point in reversed(range(len(self.curves[0].points)))]
+            return min(plans, key=self._solver_peak) if held_beside()[0] else plans[0]
         if self._deepest is None:
             starts = [
                 [min(range(len(each)), key=[taken(figures) for figures in each].__getitem__) for each in self.figures]

@@ -66,10 +66,10 @@ class RecomputedCall:
             for place, value in enumerate(self._args)
             if isinstance(value, torch.Tensor) and place not in self._copies
         }
-        trained = {place for place, wanted in enumerate(self._wanted) if wanted}
+        pairs = enumerate(zip(args, self._wanted, strict=True))
         self._parameters = {
-            place for place, value in enumerate(args) if isinstance(value, torch.nn.Parameter)
-        } | trained
+            place for place, (value, wanted) in pairs if wanted or isinstance(value, torch.nn.Parameter)
+        }
         self._devices = sorted({v.device.index for v in args if isinstance(v, torch.Tensor) and v.is_cuda})
         self._drawn, self._settings = RandomStreams(self._devices), kernel_settings()
         self._saved: list[tuple[torch.Tensor | None, int]] = []  # each with its count of writes

@@ -239,14 +239,11 @@ def dynamo_settings(**settings: Any) -> contextlib.AbstractContextManager[Any]:
     return patch
 
 
-def no_weak_references() -> contextlib.AbstractContextManager[Any]:
-    """Within: what Dynamo compiles keeps no weak reference to a tensor, in which `torch.utils.swap_tensors` refuses it.
-
-    Else it lets go of them for backends alone that are registered by their name, as memopt is where it is installed.
-    Tried on torch 2.11 and 2.13; where there is no such setting, nothing changes.
-    """
-    name = "invalidate_compile_context_weakrefs"
-    return dynamo_settings(**{name: True}) if hasattr(torch._dynamo.config, name) else contextlib.nullcontext()
+# The setting by which what Dynamo compiles keeps no weak reference to a tensor, for which `torch.utils.swap_tensors`
+# refuses it. Else it lets go of them for backends alone that are registered by their name, as memopt is where it is
+# installed. Tried on torch 2.11 and 2.13; empty where there is no such setting.
+_WEAK_REFERENCES_GO = "invalidate_compile_context_weakrefs"
+NO_WEAK_REFERENCES = {_WEAK_REFERENCES_GO: True} if hasattr(torch._dynamo.config, _WEAK_REFERENCES_GO) else {}
 
 
 def compilations() -> list[Any]:

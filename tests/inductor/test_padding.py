@@ -127,16 +127,16 @@ def returned(*shapes, dtype=torch.bfloat16):
     ],
 )
 def test_products_are_padded_where_rows_that_are_returned_are_aligned(shapes, dtype, pads):
-    for training in (True, False):
-        found = product_settings(returned(*shapes, dtype=dtype), [torch.ones(2)], training=training)
+    for saved_of in ([torch.ones(2)], []):
+        found = product_settings(returned(*shapes, dtype=dtype), saved_of)
         assert found == ({} if pads else {"shape_padding": False})
 
 
 def test_in_training_no_product_is_padded_where_sizes_are_symbols():
     size = ShapeEnv().create_unbacked_symint()
-    given = returned((3, 16)), [size, torch.ones(2)]
-    assert product_settings(*given, training=True) == {"shape_padding": False}
-    assert product_settings(*given, training=False) == {}
+    graph = returned((3, 16))
+    assert product_settings(graph, [size, torch.ones(2)]) == {"shape_padding": False}
+    assert product_settings(graph) == {}
 
 
 @pytest.mark.parametrize(("columns", "said"), [(12, {"shape_padding": False}), (16, {})])
