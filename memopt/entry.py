@@ -20,6 +20,7 @@ from memopt.program import InputKind
 from memopt.torch_compat.checked_results import keep_checks
 from memopt.torch_compat.dynamo import keep_backward_of_functions
 from memopt.torch_compat.function_outputs import keep_gradients_of_outputs
+from memopt.torch_compat.gradients_let_go import let_gradients_go
 from memopt.torch_compat.synthetic_bases import bases_told_rightly
 
 _OPTIONS = ("budget", "backend", "passes", "verify", "optimizer", "allow")
@@ -61,6 +62,7 @@ def torch_compile_backend(
 keep_backward_of_functions()
 keep_gradients_of_outputs()
 keep_checks()
+let_gradients_go()
 
 
 def _compiled(

@@ -28,6 +28,7 @@ from memopt.torch_compat.fixed_comparisons import fixed_comparisons
 from memopt.torch_compat.folded_errors import folded_errors_raise
 from memopt.torch_compat.formatted_keys import formatted_keys
 from memopt.torch_compat.function_outputs import outputs_keep_gradients
+from memopt.torch_compat.gradients_let_go import let_gradients_go
 from memopt.torch_compat.logging_calls import deferred_logging
 from memopt.torch_compat.no_outputs import none_has_no_gradient
 from memopt.torch_compat.out_views import out_views_copied
@@ -67,6 +68,7 @@ def dynamo_settings(
     of another dtype or layout now would not be noticed.
     """
     keep_checks()
+    let_gradients_go()
     settings = torch_settings(
         use_recursive_dict_tags_for_guards=False,
         skip_nnmodule_hook_guards=False,  # a hook that is registered between two calls is run from then on

@@ -10,11 +10,13 @@ from torch import fx
 from torch._dynamo.backends import common
 from torch._functorch import config
 
+from memopt.torch_compat.gradients_let_go import let_gradients_go
 from memopt.torch_compat.log_suppression import unread_logs_suppressed
 
 
 def aot_autograd(**compilers: Any) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """What lowers a graph of Dynamo's with these compilers, as torch takes them; no graph is printed for nobody."""
+    let_gradients_go()
     lower = common.aot_autograd(**compilers)
 
     def quiet(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memopt.torch_compat.backward import COMPILED_NODE, keeps_graph
+from memopt.torch_compat.gradients_let_go import call_when_run, can_let_go, lets_gradients_go
 
 _RUN = "apply_boxed"  # what autograd calls to run a node, in torch 2.13
 
@@ -41,10 +42,10 @@ def compiled_nodes(outputs: Any, most: int = 10_000, *, behind: bool = True) -> 
 def gradients_are_held() -> bool:
     """Whether autograd holds the gradients that compiled backward begins with until it has returned.
 
-    So it is before torch 2.13, which hands them over in a list (`boxed_grads_call`); those of outputs that no loss has
-    used are zeros as large as these. Tried on 2.11 and 2.13.
+    Torch 2.13 hands them over in a list (`boxed_grads_call`), and before it `let_gradients_go` has them go. Those of
+    outputs that no loss has used are zeros as large as these. Tried on 2.11 and 2.13.
     """
-    return not hasattr(torch.autograd.Function, "boxed_grads_call")
+    return not hasattr(torch.autograd.Function, "boxed_grads_call") and not can_let_go()
 
 
 def first_nodes(outputs: Any) -> list[Any]:
@@ -68,8 +69,11 @@ def when_run(node: Any, call: Callable[[], None]) -> None:
 
     A hook of the node itself would have autograd hold the gradients that a compiled backward begins with until that has
     returned: it keeps a copy of what the node is given for its hooks. So the method that autograd calls is wrapped,
-    where there is one that may let go of them (`boxed_grads_call`). Tried on torch 2.13.
+    where there is one that may let go of them (`boxed_grads_call`). Tried on torch 2.11 and 2.13.
     """
+    if type(node).__name__ == COMPILED_NODE and lets_gradients_go():
+        call_when_run(node, call)
+        return
     run = vars(node).get(_RUN, getattr(type(node), _RUN, None)) if type(node).__name__ == COMPILED_NODE else None
     if run is None or gradients_are_held():
         node.register_hook(lambda *_: call())

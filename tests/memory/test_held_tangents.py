@@ -1,6 +1,6 @@
 """Gradients that autograd holds to the end of backward, zeros of outputs that no loss has used among them, are counted.
 
-Torch 2.11 holds them all, 2.13 none but the loss's: what is predicted is never less than what a step takes.
+A loss's own is one of them on every torch: what is predicted is never less than what a step takes.
 """
 
 from __future__ import annotations
