@@ -37,7 +37,7 @@ class ShrinkIndices(Pass):
            input is not read. A gradient of -0.0 becomes 0.0 as it does when it is added to zero.
         2. Other windows: backward expands the offsets just before it reads them.
         3. Inductor's `_low_memory_max_pool_with_offsets` saves offsets, which backward expands when it begins: they
-           are treated as in 1, or expanded where they are read.
+           are treated as in 1, or expanded where they are read, by the addition or by the pooling's own backward.
 
     Numbers: bitwise equal.
 
@@ -218,18 +218,32 @@ def _offsets(program: Program, expand: fx.Node) -> Change | None:
     assert isinstance(offsets, fx.Node)
     value = offsets.meta["val"]
     windows = _Windows.of(kernel, stride, padding, dilation, inputs, value.shape[-len(inputs) :])  # type: ignore[arg-type]
-    scatter = _only_scatter(expand)
-    if scatter is not None and windows.apart and value.is_contiguous():
-        gradient: Any = scatter.args[3]
+    reader = _only_scatter(expand) or _only_backward(expand, windows)
+    if reader is not None and windows.apart and value.is_contiguous():
+        gradient: Any = reader.args[3 if reader.target is aten.scatter_add.default else 0]
         within = tuple(math.prod(windows.kernel[dim + 1 :]) for dim in range(len(windows.kernel)))
-        builder = _Builder(scatter, scatter)
+        builder = _Builder(reader, reader)
         result = builder.spread(gradient, offsets, windows, within)
-        flat = builder.call(aten.view.default, result, list(scatter.meta["val"].shape))
-        scatter.replace_all_uses_with(flat)
-        before = (expand.name, scatter.name)
-        erase_unused(program.graph, [scatter])
+        flat = builder.call(aten.view.default, result, list(reader.meta["val"].shape))
+        reader.replace_all_uses_with(flat)
+        before = (expand.name, reader.name)
+        erase_unused(program.graph, [reader])
         return Change(f"{before[1]} by comparing offsets", before, (flat.name,))
     return _sunk(expand)
+
+
+def _only_backward(expand: fx.Node, windows: _Windows) -> fx.Node | None:
+    """The pooling's backward as one operator, as torch 2.11 leaves it, if nothing else reads the indices."""
+    if len(expand.users) != 1:
+        return None
+    (user,) = expand.users
+    if user.target not in _BACKWARD.values() or user.args[7] is not expand:
+        return None
+    gradient, data, kernel, stride, padding, dilation = user.args[:6]
+    spatial = len(windows.inputs)
+    value, shape = gradient.meta["val"], data.meta["val"].shape  # type: ignore[union-attr]
+    same = windows == _Windows.of(kernel, stride, padding, dilation, shape[-spatial:], value.shape[-spatial:])
+    return user if same and value.is_contiguous() and user.meta["val"].is_contiguous() else None
 
 
 def _only_scatter(expand: fx.Node) -> fx.Node | None:

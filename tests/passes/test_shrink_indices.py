@@ -110,15 +110,17 @@ def test_inductor_s_offsets_are_compared_or_expanded_late(options):
     before = EliminateCopies().run(capture_joint(loss, x, w, decompositions=select_decomp_table())).program
     names = targets(before)
     expand = "prims._low_memory_max_pool_offsets_to_indices.default"
+    # Of the backward some versions of torch make an addition, and some leave it as it is.
+    (reader,) = {"aten.scatter_add.default", "aten.max_pool2d_with_indices_backward.default"}.intersection(names)
     assert expand in names
     result = check(ShrinkIndices(), before, x, w)
     found = targets(result.program)
     if options in APART:
-        assert expand not in found and "aten.scatter_add.default" not in found
+        assert expand not in found and reader not in found
         assert timeline(result.program).peak_bytes < timeline(before).peak_bytes
     else:
-        assert found.index("aten.scatter_add.default") - found.index(expand) <= 3
-        assert names.index("aten.scatter_add.default") - names.index(expand) > 3
+        assert found.index(reader) - found.index(expand) <= 3
+        assert names.index(reader) - names.index(expand) > 3
 
 
 def test_indices_that_others_read_stay():
