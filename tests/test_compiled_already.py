@@ -16,7 +16,7 @@ import memopt
 
 # torch imports parts of its own with warnings when forward mode is first used.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
     pytest.mark.usefixtures("fresh_dynamo"),
 ]
 

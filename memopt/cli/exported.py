@@ -18,6 +18,8 @@ from torch.export import ExportedProgram
 
 from memopt.cli.checkpoint import refuse_compressed
 from memopt.cli.group import USAGE, CommandError
+from memopt.errors import first_line
+from memopt.torch_compat.exporting import load_program
 from memopt.torch_compat.symbols import function_of_symbols
 
 _OPERATIONS = (ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.keyword, ast.BinOp, ast.UnaryOp,
@@ -43,9 +45,9 @@ def load_exported(path: Path, *, trust_pickle: bool = False) -> ExportedProgram:
         with warnings.catch_warnings():
             # Torch 2.11 views the archive's bytes, and never writes to them.
             warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-            return torch.export.load(path)
+            return load_program(path)
     except Exception as error:
-        raise CommandError(f"{path} is no program of torch.export: {error}") from error
+        raise CommandError(f"{path} is no program of torch.export: {first_line(error)}") from error
 
 
 def _code(path: Path) -> str | None:
