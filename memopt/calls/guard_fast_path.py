@@ -38,7 +38,8 @@ class Kind(NamedTuple):
 
     Attributes:
         gradients: whether autograd records it.
-        accumulating: whether backward finds gradients to add to, which takes a plan of its own.
+        accumulating: whether gradients exist: backward adds to them, and a call without gradients runs beside them.
+            Either takes a plan of its own.
         calls: how many calls there are before the first backward, where they are planned together.
         beside: whether it is planned with what earlier calls of the step hold.
         loss_alone: what its caller takes a loss by, where its code proves that it takes nothing else; else empty.

@@ -40,6 +40,7 @@ class Kinds:
         self._gradients, self._several, self._fast_path, self._budgeted = gradients, several, fast_path, budgeted
         self._planned, self._hooked = planned, hooked
         self._loss_alone = ""  # of the latest call with gradients
+        self._trains = False  # whether there was a call with gradients: of inference nothing is looked at
 
     def alone(self) -> Kind:
         """The kind of a call that is all of its step, if it came now."""
@@ -56,11 +57,13 @@ class Kinds:
             latest: the kind of the call before it.
         """
         likely = torch.is_grad_enabled() and (self._gradients.likely() or hooks_in_force())
-        kind = self._several.kind(torch.is_grad_enabled(), likely and self._accumulating())
+        kind = self._several.kind(
+            torch.is_grad_enabled(), self._beside_gradients() or (likely and self._accumulating())
+        )
         kind = kind._replace(loss_alone=self._for_loss_alone(kind))
         # What is captured for other kinds of calls is to be given back first.
         fast_path = self._fast_path.find(kind, args, kwargs, early=not kind.gradients or kind == latest)
-        if not likely and self._accumulating():
+        if not likely and kind.gradients and self._accumulating():
             if fast_path is not None:
                 fast_path.end()
             kind = kind._replace(accumulating=True)
@@ -81,6 +84,15 @@ class Kinds:
             serves = not self._planned(kind._replace(loss_alone=use)) and self._planned(kind)
             self._loss_alone = "" if serves else use
         return self._loss_alone
+
+    def _beside_gradients(self) -> bool:
+        """Whether a call without gradients runs beside those of a step of training, which it is planned with."""
+        if not self._budgeted:
+            return False
+        if torch.is_grad_enabled():
+            self._trains = True
+            return False
+        return self._trains and self._gradients.exist()
 
     def _accumulating(self) -> bool:
         """Whether gradients exist already, so that backward adds to them: that takes a plan of its own."""

@@ -82,6 +82,8 @@ class Residents:
         elif kind.beside:
             earlier = self._sessions.earlier.alive()
             outside = sum(ran.saved for ran in earlier) + arguments_beside(earlier, arguments_of(args, kwargs))
+            known = 0 if session is None else session.seen.held
+            outside += 0 if kind.gradients else max(0, self._sessions.around.left - known)
         if session is not None:
             outside += session.outside_beside + session.seen.beside
         alive = self._group.alive(self._sessions)

@@ -25,6 +25,7 @@ from memopt.step.earlier_calls import (
     arguments_of,
     without_made,
 )
+from memopt.step.loop_bytes import SCALARS
 from memopt.torch_compat import pytree
 from memopt.torch_compat.saved_tensors import hooks_in_force
 
@@ -51,6 +52,7 @@ class SeveralCalls:
         # Where models share a budget, one may be called for its own loss and for another's, in turn.
         self._turn: tuple[int, int] = (0, 0)
         self._turns: dict[tuple[int, int], int] = {}
+        self._left: dict[Plan, int] = {}  # what the loop has made behind earlier calls, as calls were planned
 
     def kind(self, gradients: bool, accumulating: bool) -> Kind:
         """The kind of a call: of a step of several calls all are planned together, once it is known how many."""
@@ -60,7 +62,7 @@ class SeveralCalls:
         if not gradients:
             waiting = [*self._sessions.group.alive(self._sessions), *earlier]
             kind = Kind(gradients, accumulating, beside=bool(waiting))
-            self._let_go(kind.plan, waiting)
+            self._let_go(kind.plan, waiting, self._sessions.around.left)
             return kind
         if not earlier:
             self._together = self._sessions.earlier.most
@@ -120,11 +122,20 @@ class SeveralCalls:
     def _steps(self) -> list[EarlierCalls]:
         return [*self._sessions.group.steps(self._sessions), self._sessions.earlier]
 
-    def _let_go(self, plan: Plan, earlier: Sequence[Ran]) -> None:
-        """Plan a call anew where earlier calls of a training step hold more beside it than it was planned for."""
-        known = self._sessions.get(plan)
-        if known is not None and earlier and known.planned_beside < sum(ran.saved for ran in earlier):
+    def _let_go(self, plan: Plan, earlier: Sequence[Ran], left: int = 0) -> None:
+        """Plan a call anew where more is held beside it than it was planned for.
+
+        Args:
+            plan: of the call.
+            earlier: calls of a training step whose backward has not run.
+            left: bytes that the loop has made behind those and holds.
+        """
+        known, held = self._sessions.get(plan), sum(ran.saved for ran in earlier)
+        more = left > self._left.get(plan, 0) + SCALARS or (known is not None and known.planned_beside < held)
+        if known is not None and earlier and more:
             self._sessions.forget(plan)
+        if earlier and (more or known is None):
+            self._left[plan] = left
 
     @contextlib.contextmanager
     def beside(self, session: Session, args: Any, kwargs: Any) -> Iterator[None]:

@@ -52,6 +52,7 @@ class Around:
         self._step = 0
         self._more = 0  # bytes by which a backward that keeps its graph takes more, at most so far
         self._left = 0  # bytes that earlier calls of the step have left
+        self._most_left = 0  # the same at most, as calls without gradients began
         self._older = 0  # bytes of outputs of earlier steps that were there when backward began last
         self._forward = 0  # the same as forward began
         self._before_guess: int | None = None  # what was seen of these before this step, where its own are not yet
@@ -79,6 +80,8 @@ class Around:
         storages = storages_of(parts, allocated=True).values()
         self._left = max(0, left - sum(each.nbytes() for each in storages if each.data_ptr() in self._made))
         self._made = frozenset()
+        if not torch.is_grad_enabled():
+            self._most_left = max(self._most_left, self._left)
         if new_step:
             self._step, self._before_guess = self._step + 1, None
             self._forward = self.older_bytes()
@@ -88,6 +91,14 @@ class Around:
             if more > max(SCALARS, self.seen.forward):
                 self._before_guess = self.seen.forward
                 self.seen = self.seen.joined(Seen(forward=more + more // _GROWTH))
+
+    @property
+    def left(self) -> int:
+        """Bytes that the loop made behind earlier calls of the step and holds as one without gradients begins.
+
+        They are those of the present step where it is looked at, else the most of earlier ones.
+        """
+        return self._left if self._waiting is not None else self._most_left
 
     def is_due(self, key: str) -> bool:
         """Whether the next step of a call is looked at, whose graphs have this key."""

@@ -59,3 +59,13 @@ def test_without_a_budget_or_gradients_nothing_is_accumulated(budgeted, enabled)
         assert found(asked, budgeted=budgeted) == Kind(enabled, False)
         assert Kinds(asked, asked, asked, budgeted=budgeted).alone() == Kind(enabled, False)
     assert "gradients" not in asked.asked
+
+
+def test_a_call_without_gradients_runs_beside_those_of_a_step_of_training_alone():
+    asked = Asked(exist=True)
+    kinds = Kinds(asked, asked, asked, budgeted=True)
+    with torch.no_grad():
+        assert kinds.find((), {}, None)[0] == Kind(False, False) and "gradients" not in asked.asked
+    kinds.find((), {}, None)
+    with torch.no_grad():
+        assert kinds.find((), {}, None)[0] == Kind(False, True)

@@ -23,6 +23,16 @@ def test_gradients_and_optimizers_are_counted_by_kind_of_call():
     assert plain.optimizer_state >= 2 * weights
 
 
+def test_inference_before_backward_counts_what_the_loop_has_made():
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    run = memopt.compile(model, "1GB", backend="aten")
+    first = torch.cat([run(x)] * 64)
+    with torch.no_grad():
+        run(x)
+    assert run._memopt.residents.of((x,), {}, Kind(False, False, beside=True)).outside >= first.nbytes
+    first.mean().backward()
+
+
 class Keeps(nn.Module):
     """A model with a table that is no buffer, a state of the call before, and one that hooks of the user's keep."""
 

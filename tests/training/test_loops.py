@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import memopt
-from tests.training.steps import bytes_of, peak_of
+from tests.training.steps import Deep, bytes_of, peak_of
 
 CLASSES, ROWS = 64, 128
 LEARNS = 4  # steps in which the loop is looked at
@@ -311,3 +311,31 @@ def test_regions_of_the_profiler_that_span_calls_are_no_matter():
         del out
     assert all(looked)
     loop.optimizer.step()
+
+
+def test_an_evaluation_beside_gradients_is_inside_the_budget():
+    torch.manual_seed(0)
+    model = Deep(layers=8, width=96)
+    few, many = torch.randn(32, 96), torch.randn(512, 96)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(call):
+        loss = call(few)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def evaluate(call):
+        with torch.no_grad():
+            call(many)
+
+    step(model)
+    whole, weights = peak_of(lambda: evaluate(model), model, many), sum(each.nbytes for each in model.parameters())
+    optimizer.zero_grad()
+    torch._dynamo.reset()
+    limit = whole - weights // 2
+    call = memopt.compile(model, limit, optimizer=optimizer, backend="aten")
+    for _ in range(2):
+        step(call)
+        evaluate(call)
+    assert peak_of(lambda: evaluate(call), model, many) <= limit
