@@ -120,7 +120,9 @@ def _taken(gradients: tuple[Any, ...], alone: frozenset[int]) -> list[Any]:
     """The gradients; instead of those that nobody else has, tensors of their memory, which they then have no more."""
     fresh: dict[int, torch.Tensor] = {}
     for value in gradients:
-        if id(value) in alone and id(value) not in fresh and not value.requires_grad:
+        if id(value) not in alone or id(value) in fresh:
+            continue
+        if value.layout is torch.strided and not value.requires_grad:
             fresh[id(value)] = value.detach()
             shown = value._base
             value.data = value.new_empty(0)

@@ -46,6 +46,10 @@ def pair(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.sin(), x.cos()
 
 
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return torch.complex(x.sin(), x.cos())
+
+
 X = torch.linspace(0, 1, 6).reshape(2, 3)
 LOSSES: dict[str, tuple[Any, Callable[..., torch.Tensor]]] = {
     "alone": (sines, lambda y: y.square().sum()),
@@ -53,6 +57,7 @@ LOSSES: dict[str, tuple[Any, Callable[..., torch.Tensor]]] = {
     "a transposed view": (sines, lambda y: y.t().contiguous().exp().sum()),
     "two": (pair, lambda y: (y[0] * y[1]).sum()),
     "one for both": (pair, lambda y: (y[0] + y[1]).square().sum()),
+    "a conjugate": (turned, lambda y: (y.conj() * (y + 1)).real.square().sum()),
 }
 
 
