@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._dynamo import trace_rules
+from torch._functorch import aot_autograd as _first  # noqa: F401 (without it the next one is a circle of imports)
 from torch._functorch._aot_autograd import runtime_wrappers
 from torch.autograd.function import BackwardCFunction
 
@@ -59,6 +61,7 @@ def let_gradients_go() -> None:
     global _apply
     if not can_let_go():
         return
+    trace_rules.add(__name__)  # Dynamo would trace what is here, and not torch's own, where backward runs in a call
     plain: Any = getattr(runtime_wrappers, _PROLOGUE)
     run: Any = BackwardCFunction.apply
     leading = [each.kind for each in _parameters()].index(inspect.Parameter.VAR_POSITIONAL)

@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torch._functorch import aot_autograd as _first  # noqa: F401 (without it the next one is a circle of imports)
 from torch._functorch._aot_autograd import runtime_wrappers
 from torch._functorch._aot_autograd.schemas import MutationType
 
