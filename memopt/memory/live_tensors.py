@@ -13,6 +13,7 @@ import torch
 from memopt.common.garbage import python_tensors
 from memopt.memory.reach import is_sparse, plain_tensors
 from memopt.memory.rounding import allocated_bytes
+from memopt.torch_compat.cuda_memory import holds_its_memory
 from memopt.torch_compat.saved_data import saved_behind
 from memopt.torch_compat.storages import id_of_storage
 
@@ -36,9 +37,10 @@ Blocks = dict[int, Block]
 
 
 def blocks_of(tensors: Iterable[torch.Tensor], device: torch.device) -> Blocks:
-    """The storages of these tensors that lie on a device, by number; none of fake tensors, nor of such without memory.
+    """The storages of these tensors that lie on a device and hold memory there, by number.
 
-    Such are what autograd functions have saved as they were traced: plain tensors, which hold nothing.
+    Those of fake tensors hold none, nor do what autograd functions have saved as they were traced, and what shows
+    where a CUDA graph reads and writes.
     """
     found: Blocks = {}
     for tensor in tensors:
@@ -47,6 +49,8 @@ def blocks_of(tensors: Iterable[torch.Tensor], device: torch.device) -> Blocks:
                 storage = part.untyped_storage()
                 key = id_of_storage(storage)
                 if key in found or storage.device != device or not storage.nbytes() or not storage.data_ptr():
+                    continue
+                if not holds_its_memory(storage):
                     continue
                 found[key] = Block(weakref.ref(storage), allocated_bytes(storage.nbytes(), device))
     return found

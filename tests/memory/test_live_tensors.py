@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import memopt
+from memopt.cuda_graphs.aliases import storage_at, view
 from memopt.memory.live_tensors import alive, live_blocks
 from memopt.torch_compat.storages import id_of_storage
 
@@ -29,6 +30,14 @@ def test_tensors_of_every_class_are_seen_while_they_live():
     del plain
     assert number not in alive(found) and storage(weight) in alive(found)
     assert storage(weight) not in live_blocks(torch.device("meta"))
+
+
+def test_what_shows_memory_of_a_cuda_graph_holds_none():
+    there = torch.ones(8)
+    known = live_blocks(CPU)
+    shown = view(storage_at(there, {}), there)
+    assert storage(shown) not in known and live_blocks(CPU).keys() <= known.keys()
+    assert shown.sum() == 8
 
 
 def test_gradients_and_what_is_saved_are_seen_though_python_does_not_hold_them():
