@@ -350,3 +350,30 @@ def test_what_an_optimizer_holds_while_its_closure_runs_counts_for_all_of_its_ca
     assert searched([4, 5, 7, 7]) >= 40_000  # of the calls that are looked at the last ones begin its steps
     assert searched([1] * 9) == 0
     assert searched([4, 5, *[1] * 60]) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
+def test_a_step_captured_anew_after_evaluations_is_not_planned_anew():
+    """What shows memory of its CUDA graphs was counted as other tensors, and the step planned with less."""
+    torch._dynamo.reset()
+    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(16))).cuda(), torch.randn(2048, 512).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    run = memopt.compile(model, "1GB", optimizer=optimizer, backend="inductor")
+
+    def train(steps):
+        for _ in range(steps):
+            run(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train(10)
+    assert any("captured as CUDA graphs" in note for note in run.report.notes)
+    sessions, counts = calls_of(run).sessions, []
+    for _ in range(4):
+        with torch.no_grad():
+            run(x)
+        counts.append(sessions.graphs)
+        train(8)
+    assert set(counts) == {counts[0]} and sessions.graphs == counts[0]
+    assert sessions.group.others.total < 2**20
