@@ -61,10 +61,12 @@ LOSSES: dict[str, tuple[Any, Callable[..., torch.Tensor]]] = {
 }
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])  # there in another thread
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_gradient_that_nobody_else_has_goes_once_it_was_read(name: str) -> None:
+def test_a_gradient_that_nobody_else_has_goes_once_it_was_read(name: str, device: str) -> None:
     function, loss = LOSSES[name]
-    freed, x, eager = list[list[bool]](), X.clone().requires_grad_(), X.clone().requires_grad_()
+    freed, given = list[list[bool]](), X.to(device)
+    x, eager = given.clone().requires_grad_(), given.clone().requires_grad_()
     run = compiled(function, freed)
     for _ in range(2):
         loss(run(x)).backward()
