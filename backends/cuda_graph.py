@@ -127,6 +127,11 @@ class Replay:
         same = same_places(list(values), self._places, self._tensors)
         return same and self._numbers == [values[index] for index in self._others]
 
+    @property
+    def missing_bytes(self) -> int | None:
+        """Bytes that the next call takes and keeps: 0 where it has them, or keeps none; None where it is not known."""
+        return 0 if self.impossible or self._graph is not None else self._segment or None
+
     def renewed(self, run: Run) -> Replay:
         """One of a function that does the same in other memory; nothing needs to be found out again."""
         new = Replay(run, self._copied, finish=self._finish)

@@ -31,6 +31,7 @@ from memopt.calls.weak_sessions import (
     older_outputs,
     planning_available,
     release,
+    release_inference,
     reserved_for_others,
     uncounted_others,
 )
@@ -389,7 +390,8 @@ class Sessions(Mapping[Plan, Session]):
         state = self.optimizers.state_bytes()
         whole = session.budget is not None and session.budget.bytes is not None
         given = self._model, state, session.resident, limit_bytes, guard.allowance
-        allowance = allowance_of(*given, whole=whole, tried=session.one_graph)
+        give_back = functools.partial(release_inference, self._sessions)
+        allowance = allowance_of(*given, whole=whole, tried=session.one_graph, give_back=give_back)
         guard.allow(allowance)
         if whole and allowance.beyond_bytes:
             beyond = format_bytes(allowance.beyond_bytes, short=True)

@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 
 def release(sessions: Mapping[Plan, Session]) -> None:
     """Give back what a model's compiled functions hold between calls: Dynamo keeps them as long as the model itself."""
+    release_inference(sessions)
+    for session in sessions.values():
+        if session.graph_pool is not None:
+            session.graph_pool.release()
+
+
+def release_inference(sessions: Mapping[Plan, Session]) -> None:
+    """Give back what functions without gradients hold between calls: their results were copied."""
     for session in sessions.values():
         for function in list(session.functions):
             function.release()
-        if session.graph_pool is not None:
-            session.graph_pool.release()
 
 
 def make_way(sessions: Sessions, *, functions: bool) -> None:

@@ -335,6 +335,7 @@ class Hooks:
         Dynamo keeps it as long as the model itself.
         """
         self.session.functions.add(function)
+        function.lies_beside(self.session.functions)
         return function
 
 

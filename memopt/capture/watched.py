@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from memopt.capture.joint import (
-    constants_to_attributes,
-)
+from memopt.capture.joint import constants_to_attributes
+from memopt.memory.allocator_limit import has_room
 from memopt.memory.optimizer_steps import stepped_since, steps_seen, watch_steps
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.torch_compat.boxed import boxed
@@ -36,6 +35,7 @@ class Watched:
         build: Callable[[fx.GraphModule], Callable[[list[Any]], Sequence[Any]]],
     ) -> None:
         self._rewrite, self._build, self._changes = rewrite, build, 0
+        self._others: Iterable[Watched] = ()
         self._arguments = [entry for entry in program.inputs if entry.kind is not InputKind.CONSTANT]
         boxed(self)
         self._stamp: list[tuple[int, int]] = []
@@ -57,6 +57,7 @@ class Watched:
         What is folded is looked at while the device works, and what was computed from old values is recomputed;
         before the run where that draws random numbers.
         """
+        self._make_room()
         if not self._baked:
             return self._run(args)
         given = list(args)
@@ -65,6 +66,19 @@ class Watched:
             return self._run(args)
         results = self._run(args)
         return self._run(given) if self._follow(given) else results
+
+    def lies_beside(self, others: Iterable[Watched]) -> None:
+        """These, of which it may be one, hold memory within the same limit."""
+        self._others = others
+
+    def _make_room(self) -> None:
+        """Have others give back what they hold, where memory that is about to be taken has no room beside that."""
+        missing = getattr(self._run, "missing_bytes", 0)
+        if missing == 0 or has_room(missing):
+            return
+        for each in list(self._others):
+            if each is not self:
+                each.release()
 
     def release(self) -> None:
         """Give back what is held between calls; the next call takes it again."""

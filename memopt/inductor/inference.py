@@ -90,6 +90,11 @@ class InductorFunction:
         """Why no CUDA graph is used; empty where one is, or may be."""
         return self._reason if self._replay is None else self._replay.impossible
 
+    @property
+    def missing_bytes(self) -> int | None:
+        """Bytes that the next call takes and keeps: 0 where it has them, or keeps none; None where it is not known."""
+        return 0 if self._replay is None else self._replay.missing_bytes
+
     def begin(self, given: Sequence[torch.Tensor]) -> bool:
         """Start the graph before a call on these tensors; whether that was done. `end` must follow."""
         return self._replay is not None and self._turns.begin(self._replay, given)

@@ -224,6 +224,20 @@ def limit_available_bytes() -> int | None:
     return None if limit is None else max(0, limit - held_now(device).reserved_bytes)
 
 
+def has_room(size: int | None) -> bool:
+    """Whether the limit of the current CUDA device, if one is in force, leaves so many bytes; None: not known.
+
+    What the allocator caches is handed back for that.
+    """
+    available = limit_available_bytes()
+    if available is None or (size is not None and size <= available):
+        return True
+    if size is None:
+        return False
+    torch.cuda.empty_cache()
+    return size <= (limit_available_bytes() or 0)
+
+
 def _apply(index: int, before: float = 1.0) -> None:
     held = _devices.get(index)
     share = before

@@ -160,6 +160,7 @@ def allowance_of(
     *,
     whole: bool,
     tried: bool,
+    give_back: Callable[[], None],
 ) -> Allowance:
     """What a model's steps may make the allocator of its CUDA device hold.
 
@@ -171,6 +172,7 @@ def allowance_of(
         before: what was known of an earlier step; graphs that others have captured since are not looked for anew.
         whole: whether the budget is of all that the process holds.
         tried: whether trial steps show what the allocator takes, so that it does so in one piece.
+        give_back: gives back what the model's own functions hold between calls: it is nobody else's.
     """
     device = resident.device
     parameters = list(model.parameters())
@@ -183,9 +185,12 @@ def allowance_of(
     if allocated > own - resident.libraries:  # others' tensors, or what planning has left and a step will not find
         allocated = allocated_after_gc(device)
         own, coming = own - resident.libraries, coming + resident.libraries  # given back, and they come again
+    if before is None:
+        give_back()
     pooled = pooled_bytes(device) if before is None else before.pooled_bytes
     spare = slack_bytes(limit_bytes, device) if whole else 0
     if allocated > own + spare:  # it would come on top of the budget
+        give_back()
         collect_all()
         allocated = allocated_after_gc(device)
     page = page_bytes() if segments_expand() and not tried else 0

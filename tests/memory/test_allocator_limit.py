@@ -17,6 +17,7 @@ from memopt.memory.allocator_limit import (
     Held,
     enter,
     grow,
+    has_room,
     held_bytes,
     held_now,
     leave,
@@ -66,12 +67,22 @@ def cuda(monkeypatch):
 def test_a_limit_leaves_room_beside_what_is_reserved(cuda):
     assert limit_available_bytes() is None
     token = enter(GPU, cuda.reserved + 5)
-    assert limit_available_bytes() == 5
+    assert limit_available_bytes() == 5 and has_room(5) and not has_room(6) and not has_room(None)
     cuda.reserved += 6
     with lifted(GPU):
         assert limit_available_bytes() == 0
     leave(token)
-    assert limit_available_bytes() is None
+    assert limit_available_bytes() is None and has_room(None) and has_room(TOTAL)
+
+
+def test_what_is_cached_is_handed_back_before_there_is_no_room(cuda, monkeypatch):
+    cuda.reserved = 7
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: setattr(cuda, "reserved", 3))
+    token = enter(GPU, 10)
+    assert has_room(3) and cuda.reserved == 7
+    assert has_room(7) and cuda.reserved == 3
+    assert not has_room(8)
+    leave(token)
 
 
 def test_a_limit_is_in_force_until_it_is_left(cuda):

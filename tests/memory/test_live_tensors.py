@@ -62,9 +62,9 @@ def forbidden_views():
     with torch.no_grad():
         second = base[:2]
     base.mul_(2)
-    for view in (first, second):
+    for forbidden in (first, second):
         with pytest.raises(RuntimeError, match="modified inplace"):
-            _ = view.grad_fn
+            _ = forbidden.grad_fn
     return first, second
 
 

@@ -192,11 +192,23 @@ def test_a_compiled_model_says_what_is_its_own(monkeypatch):
     session = run._memopt.sessions[Kind(True, False).plan]
     session.resident = dataclasses.replace(session.resident, device=GPU, inputs=100, libraries=10)
     holds(monkeypatch, 10**6)
+    given_back = []
+
+    class Function:
+        """One of an evaluation, which holds memory between calls."""
+
+        def release(self):
+            given_back.append(self)
+
+    function = Function()
+    session.functions.add(function)
     # The rest is what planning left.
     monkeypatch.setattr("memopt.step.guard.allocated_after_gc", lambda device: 9 * 10**5)
     monkeypatch.setattr("memopt.step.guard.pooled_bytes", lambda device: 77)
     session.hold(10**9)
     allowance = run._memopt.guards[session].allowance
+    assert given_back, "what is the model's own is not on top of the budget"
+    session.functions.discard(function)
     monkeypatch.setattr("memopt.step.guard.pooled_bytes", lambda device: 500)  # its own graphs are among them by now
     session.hold(10**9)
     assert run._memopt.guards[session].allowance.pooled_bytes == 77
