@@ -60,6 +60,9 @@ def is_profiled() -> bool:
     return bool(_yielding) or profilers.is_running()
 
 
+# Of a block: when it was made, when it went, if it did, and its bytes.
+Life = tuple[int, int | None, int]
+
 _yielding: list[Recording] = []  # the one that ends where something else is to be measured
 
 
@@ -92,6 +95,7 @@ class Recording:
         self._trace: tuple[tuple[tuple[int, int], ...], dict[str | int, int]] = ((), {})
         self._others: list[tuple[int, int]] = []  # changes of what counts in `all_changes` alone
         self.places = frozenset[int]()  # on CPU, addresses of what was made meanwhile and is there in the end
+        self.lives: tuple[Life, ...] = ()  # on CPU, of what was made meanwhile
 
     def knows(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """Of these, too, which were allocated before it begins, the release counts in `all_changes`."""
@@ -145,11 +149,13 @@ class Recording:
             changes = _changes_cuda(results, self.device)
         else:
             gone = {number: (when, -self._sizes[number]) for number, when in marks.items() if isinstance(number, int)}
-            there: dict[int, int] = {}
+            there: dict[int, tuple[int, int]] = {}
+            lives = list[Life]()
             released = [change for number, change in gone.items() if number < self._counted]
             self._others = [change for number, change in gone.items() if number >= self._counted]
-            changes = [*_changes_cpu(events, there), *released]
+            changes = [*_changes_cpu(events, there, lives), *released]
             self.places = frozenset(there)
+            self.lives = (*lives, *((made, None, size) for made, size in there.values()))
         self._known.clear()
         self._trace = tuple(sorted(changes, key=lambda change: change[0])), marks
 
@@ -242,22 +248,25 @@ def _without_marks(
     return others, marks
 
 
-def _changes_cpu(events: list[Any], alive: dict[int, int]) -> Iterator[tuple[int, int]]:
+def _changes_cpu(events: list[Any], alive: dict[int, tuple[int, int]], lives: list[Life]) -> Iterator[tuple[int, int]]:
     """Changes with addresses: a release of one never seen allocated carries the size of some earlier tenant.
 
     Args:
         events: in order of time.
-        alive: takes the bytes of what is there in the end, by address.
+        alive: takes when what is there in the end was made, and its bytes, by address.
+        lives: takes when each other block was made and went, and its bytes.
     """
     for event in events:
-        block = event.extra_fields
+        block, when = event.extra_fields, event.start_time_ns
         if block.device.type != "cpu" or (block.alloc_size < 0 and block.ptr not in alive):
             continue
         if block.alloc_size > 0:
-            alive[block.ptr] = block.alloc_size
-            yield event.start_time_ns, block.alloc_size
+            alive[block.ptr] = when, block.alloc_size
+            yield when, block.alloc_size
         else:
-            yield event.start_time_ns, -alive.pop(block.ptr)
+            made, size = alive.pop(block.ptr)
+            lives.append((made, when, size))
+            yield when, -size
 
 
 def _released(recording: weakref.ref[Recording], number: int, _: object) -> None:

@@ -183,13 +183,15 @@ class Around:
                 self._after = max(self._after, held.after)
             return left
         # Not less what outputs that are gone leave: they are there in forward, as is what the loop keeps.
-        current.kept = max(0, current.left + held.live + current.gone - current.gradients) + current.stays
-        between = current.left + held.peak
+        made = max(0, current.left + held.live + current.gone - current.gradients)
+        current.kept, between = made + current.stays, current.left + held.peak
+        beside = max(0, current.left + held.renewed - made)  # what is kept is counted all through the step
         if current.keeps:  # what comes then is beside what this plan saves, of which another one may save less
-            made, first = storage_bytes(current.call.gradients()), current.gradients - current.call.early
+            own, first = storage_bytes(current.call.gradients()), current.gradients - current.call.early
             again = held.again - current.call.let_go
-            current.kept += max(0, again - made + first - current.another) if held.again else 0
-            between = max(between, current.left + held.after_forward - current.call.let_go - current.kept)
+            current.kept += max(0, again - own + first - current.another) if held.again else 0
+            later = current.left + held.after_forward - current.call.let_go - current.kept
+            between, beside = max(between, later), max(beside, later)
         else:
             self._after = max(self._after, held.after)
         if current.others:
@@ -200,7 +202,7 @@ class Around:
         self.loop = Loop(self._forward, between + older, beyond, current.keeps, current.alone)
         device = current.call.device
         uncounted = current.gone if current.call.lets_go else 0
-        found = Seen(between + uncounted if worth(between, device) else 0, worth(current.kept, device), 0, True)
+        found = Seen(beside + uncounted if worth(beside, device) else 0, worth(current.kept, device), 0, True)
         growth = (found.held - current.more) - (self.seen.held - self._more)
         if growth > 0 and self.seen.held > self._more:  # it grows
             found = dataclasses.replace(found, held=found.held + growth)

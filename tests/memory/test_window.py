@@ -12,7 +12,7 @@ import torch
 from memopt.memory.allocator_events import Recording, is_profiled
 from memopt.memory.live_tensors import live_blocks
 from memopt.memory.measure import measure
-from memopt.memory.window import Held, Window
+from memopt.memory.window import Held, Window, peak_with_old
 from memopt.torch_compat.autograd_nodes import at_end_of_backward
 
 KILO = 1024
@@ -30,6 +30,21 @@ def test_peak_and_what_is_left():
     del kept[1:]
     assert window.close() == Held(5 * KILO, KILO) == window.close()
     assert not is_profiled()
+
+
+@pytest.mark.parametrize(
+    ("sums", "lives", "most"),
+    [
+        pytest.param([0, 2, 5, 2], [(0, None, 2), (1, 2, 3)], 5, id="made anew before the most is there"),
+        pytest.param([0, 3, 0, 2], [(0, 1, 3), (2, None, 2)], 5, id="made anew behind it"),
+        pytest.param([0, 2, 5, 2, 4], [(0, None, 2), (1, 2, 3), (3, None, 2)], 9, id="a part made anew behind it"),
+        pytest.param([0, 3, 0, 2], [(0, 1, 3), (2, 8, 2)], 3, id="gone within backward"),
+        pytest.param([0, 3, 0, 2], [(0, 1, 3), (2, 9, 2)], 5, id="gone behind backward"),
+    ],
+)
+def test_what_a_step_keeps_is_there_in_the_next_one_until_all_of_it_is_made_anew(sums, lives, most):
+    assert peak_with_old(range(len(sums) - 1), sums, 0, lives, 9) == most
+    assert peak_with_old([-5, *range(len(sums) - 1)], [7, *(7 + each for each in sums)], 1, lives, 9) == most
 
 
 def test_what_comes_after_backward_begins_is_left_out():
