@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import importlib.metadata
 import itertools
 import json
 import os
@@ -31,6 +32,10 @@ from torch.utils.data import DataLoader, Dataset
 import memopt
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.render_loops import library_table  # noqa: E402 - found once the root is on the path
+
 RATE = 1e-4
 Step = Callable[[], None]
 
@@ -208,7 +213,6 @@ def row(name: str, budget: int | None, tiny: bool) -> dict[str, Any]:
         "step": statistics.median(steps),
         "losses": losses,
         "device": "cpu" if tiny else torch.cuda.get_device_name(),
-        "torch": str(torch.__version__),
     }
 
 
@@ -237,31 +241,6 @@ def run(name: str, budget: int | None, tiny: bool, seconds: float) -> dict[str, 
         return found
 
 
-def lines_of(rows: dict[str, dict[str, Any]]) -> list[str]:
-    """The rows as a table."""
-    lines = [
-        "| loop | budget | reserved | step | first step | largest difference of a loss |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, found in rows.items():
-        loop, _, share = name.partition(":")
-        alone = rows.get(loop, {})
-        if "failed" in found:
-            lines.append(f"| {name} | | {found['failed']} | | | |")
-            continue
-        budget, apart, ratio = "", "", ""
-        if share and "failed" not in alone:
-            kept = "" if found["reserved"] <= found["budget"] else " **over**"
-            budget, ratio = f"{found['budget'] / 1e6:,.0f} MB{kept}", f" ({found['step'] / alone['step']:.2f})"
-            pairs = zip(found["losses"], alone["losses"], strict=True)
-            apart = f"{max(abs(one - other) / abs(other) for one, other in pairs):.1e}"
-        step = f"{found['step'] * 1e3:.0f} ms{ratio}"
-        lines.append(
-            f"| {name} | {budget} | {found['reserved'] / 1e6:,.0f} MB | {step} | {found['first']:.0f} s | {apart} |"
-        )
-    return lines
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run all rows, those without memopt first, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -286,9 +265,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found_rows = pool.map(lambda name: run(name, budgets[name], given.tiny, given.seconds), wanted)
         for name, found in zip(wanted, found_rows, strict=True):
             rows[f"{name}:{given.share:g}"] = {**found, "budget": budgets[name]}
+    machine = next((found.pop("device") for found in rows.values() if "device" in found), "no row has run")
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "lightning", "accelerate")}
+    result = {
+        "machine": machine,
+        "versions": versions,
+        "settings": {"share": given.share, "jobs": given.jobs},
+        "rows": [{"row": name, **found} for name, found in rows.items()],
+    }
     if given.json:
-        given.json.write_text(json.dumps(rows, indent=1))
-    print("\n".join(lines_of(rows)))
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(library_table(result), end="")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from benchmarks.render_conversions import (  # noqa: E402
     onnx_table,
     tensorflow_table,
 )
-from benchmarks.render_loops import loop_table, loops_table  # noqa: E402
+from benchmarks.render_loops import library_table, loop_table, loops_table  # noqa: E402
 from benchmarks.render_training import first_step_table, paired_table, ratios_table, training_table  # noqa: E402
 from benchmarks.render_two_gpus import two_gpus_table  # noqa: E402
 
@@ -308,6 +308,7 @@ def monitor_table(result: dict[str, Any]) -> str:
 
 TABLES = {
     "userloop": loop_table,
+    "library": library_table,
     "two": two_gpus_table,
     "inference": inference_table,
     "material": material_table,

@@ -90,3 +90,32 @@ def _share_cell(row: dict[str, Any] | None, whole: dict[str, Any]) -> str:
 def _most_reserved(row: dict[str, Any]) -> int:
     """Bytes of the whole process: in older files who planned a later step had set the most back."""
     return max(row.get("reserved_bytes", 0), row.get("first_step_reserved_bytes", 0))
+
+
+def library_table(result: dict[str, Any]) -> str:
+    """Loops of training libraries: a row for each alone, and for each within a share of what that reserved."""
+    rows = {row["row"]: row for row in result["rows"]}
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    lines = [
+        f"{result['machine']}; {versions}:",
+        "",
+        "| loop | budget | reserved | step | first step | largest difference of a loss |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, found in rows.items():
+        loop, _, share = name.partition(":")
+        alone = rows.get(loop, {})
+        if "failed" in found:
+            lines.append(f"| {name} | | {found['failed']} | | | |")
+            continue
+        budget, apart, ratio = "", "", ""
+        if share and "failed" not in alone:
+            kept = "" if found["reserved"] <= found["budget"] else " **over**"
+            budget, ratio = f"{found['budget'] / 1e6:,.0f} MB{kept}", f" ({found['step'] / alone['step']:.2f})"
+            pairs = zip(found["losses"], alone["losses"], strict=True)
+            apart = f"{max(abs(one - other) / abs(other) for one, other in pairs):.1e}"
+        step = f"{found['step'] * 1e3:.0f} ms{ratio}"
+        lines.append(
+            f"| {name} | {budget} | {found['reserved'] / 1e6:,.0f} MB | {step} | {found['first']:.0f} s | {apart} |"
+        )
+    return "\n".join(lines) + "\n"
