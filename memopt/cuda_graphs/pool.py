@@ -14,8 +14,9 @@ from memopt.solve.placement import Placements
 if TYPE_CHECKING:
     from memopt.cuda_graphs.step import CudaGraphStep
 
-# How often CUDA graphs may be made anew after so few steps: of steps that take turns, or between calls of other kinds.
-_TURNS, _FEW = 8, 4
+# CUDA graphs that are forgotten after fewer steps were not worth making: of steps that take turns, or between calls of
+# other kinds.
+_FEW = 4
 
 
 class GraphCapturer(Protocol):
@@ -60,17 +61,18 @@ class GraphPool:
 
     Attributes:
         capturer: captures into it.
-        closed: why nothing is captured any more; empty as long as it may be.
         placements: where blocks of CUDA graphs are steered to.
     """
 
     def __init__(self, capturer: GraphCapturer, gradients: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
         """Nothing is captured yet; `gradients` tells those that parameters have."""
-        self.capturer, self.closed, self.placements = capturer, "", Placements()
+        self.capturer, self.placements = capturer, Placements()
         self._gradients = gradients
         self._owner: weakref.ref[CudaGraphStep] | None = None
-        self._turns = 0  # how often little came of what was captured
+        self._turns = 0  # how often little came of what was captured, one time after the other
         self._steps = 0  # that were taken with what is captured
+        self._waiting: weakref.ref[CudaGraphStep] | None = None  # which step has come last that is not captured yet
+        self._waited = 0  # how often it has come, one time after the other
         self._returned: list[AliasedOutputs] = []
         self._saved: weakref.ref[torch.Tensor] | None = None
         self._pending = False
@@ -80,17 +82,31 @@ class GraphPool:
         """Whether something saved for a backward that has not run is in it."""
         return self._saved is not None and self._saved() is not None
 
-    def claim(self, step: CudaGraphStep, *, anew: bool = False) -> bool:
+    def claim(self, step: CudaGraphStep, *, anew: bool = False, at_once: bool = False) -> bool:
         """Give the memory to a step whose forward is to run, while nothing is busy; whether it may be captured.
 
-        Another step's CUDA graphs are forgotten for it, or its own where they are to be made anew.
+        Another step's CUDA graphs are forgotten for it, or its own where they are to be made anew. Where little came of
+        the last ones a second time, a step is captured only once it has come twice in a row, then four times, and so on.
+
+        Args:
+            step: whose forward is to run.
+            anew: whether its own CUDA graphs do not serve any more.
+            at_once: whether it is captured however often it has come: as it is it has no room.
         """
         if self._owner is not None and (anew or self._owner() is not step):
             self.release()
-        if self._turns > _TURNS:
-            self.closed = "steps of several kinds take turns, whose CUDA graphs would not fit beside each other"
-        self._owner = None if self.closed else weakref.ref(step)
-        return not self.closed
+        if self._owner is None and self._turns:
+            if self._waiting is None or self._waiting() is not step:
+                self._waiting, self._waited = weakref.ref(step), 0
+            self._waited += 1
+            if self._waited < 2 ** (self._turns - 1) and not at_once:
+                return False
+        self._owner, self._waiting = weakref.ref(step), None
+        return True
+
+    def favors(self) -> None:
+        """The next step to come is captured at once."""
+        self._turns = 0
 
     def is_free_for(self, step: CudaGraphStep) -> bool:
         """Whether the step's CUDA graphs may run now: they are there, and nobody needs what they write over."""
@@ -119,13 +135,19 @@ class GraphPool:
         return self._pending and self._owner is not None and self._owner() is step
 
     def release(self) -> None:
-        """Forget what is captured and give its memory back, unless a backward needs it."""
+        """Forget what is captured and give its memory back, unless a backward needs it: other code is to have it."""
+        self._waiting = None
+        self.make_room()
+
+    def make_room(self) -> None:
+        """As `release`, for code of the step that has come: how often it has come in a row goes on being counted."""
         if self.busy or self._owner is None:
             return
         self.end()
         if not self.copy_out():
             self._returned = []  # their memory stays as long as what is held of it
-        self._turns += 0 < self._steps < _FEW
+        if self._steps:
+            self._turns = self._turns + 1 if self._steps < _FEW else 0
         self._steps = 0
         step, self._owner = self._owner(), None
         if step is not None:

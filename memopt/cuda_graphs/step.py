@@ -92,7 +92,7 @@ class CudaGraphStep:
         """
         self._forward, self._backward, self.signature, self._pool = forward, backward, signature, pool
         self._make_steered = make_steered
-        self._started = False
+        self._started = self._needed = False
         self.reason = ""
         self._written: list[int] | None = None  # where forward writes to arguments; None: what it does stays
         self._lock = threading.RLock()
@@ -117,9 +117,10 @@ class CudaGraphStep:
         self._written = sorted(written) if known else None
         return known
 
-    def start(self) -> None:
-        """Capture both graphs from now on."""
-        self._started = not self.reason
+    def start(self, *, needed: bool = False) -> None:
+        """Capture both graphs from now on; `needed`: the code has no room as it is."""
+        self._started, self._needed = not self.reason, needed
+        self._pool.favors()
 
     @contextlib.contextmanager
     def watching_lines(self, act: Callable[[int], None]) -> Iterator[None]:
@@ -178,7 +179,7 @@ class CudaGraphStep:
                 if not self._pool.copy_out():
                     self.stop("its gradients or outputs are held beyond the next step")
                 if not self._prepared(given):
-                    self._pool.release()  # the code needs the memory
+                    self._pool.make_room()  # the code needs the memory
                     return self._forward(given)
                 self._run_on([given[index] for index in self._copied])
             first = self.signature.results
@@ -204,9 +205,8 @@ class CudaGraphStep:
 
     def _prepared(self, given: Sequence[Any]) -> bool:
         """Whether there is a CUDA graph for these arguments, or one was made now."""
-        if not self._started or not self._pool.claim(
-            self, anew=self._run_forward is not None and not self._alike(given)
-        ):
+        anew = self._run_forward is not None and not self._alike(given)
+        if not self._started or not self._pool.claim(self, anew=anew, at_once=self._needed):
             return False
         if self._run_forward is None:
             try:

@@ -146,7 +146,7 @@ def try_capture(
         captured, expected, unsteered = None, _steered_bytes(step, device), plain.reserved_bytes + _copied_bytes(given)
         # Else a capture would run out of memory.
         if min(expected or unsteered, unsteered) <= allowed:
-            step.start()
+            step.start(needed=beyond_limit)
             captured = _captured(step, plain, worth, take)
             if step.reason and "out of memory" not in step.reason:
                 return _given_up(step, pool, step.reason)
@@ -160,7 +160,7 @@ def try_capture(
             missing = max(0, min(expected or unsteered, unsteered) - allowed) if waits else 0
             return dataclasses.replace(_given_up(step, pool, _SHORT), missing_bytes=missing)
         if captured is None:
-            step.start()
+            step.start(needed=True)
             with lifted(device):  # the step itself has no room within it, for how its blocks come to lie
                 captured = _captured(step, plain, worth_a_plan, take)
             if captured is None or step.reason:

@@ -205,17 +205,44 @@ def test_a_gradient_that_is_held_unseen_is_not_written_over(case):
     check(run, weight, count, y)
 
 
-def test_steps_that_take_turns_too_often_are_captured_no_more(case):
+def test_steps_that_take_turns_are_captured_once_they_come_several_times_in_a_row(case):
     weight, count, (x, *_) = case
     pool = GraphPool(Tape())
     (one, first), (other, second) = step_of(Code(), pool), step_of(Code(), pool)
     one.start()
     other.start()
-    for _ in range(12):
-        check(first, weight, count, x)
-        check(second, weight, count, x)
-    assert pool.closed and pool.capturer.captures == 2 * 9
-    assert count == 24
+
+    def captures(*runs):
+        before = pool.capturer.captures
+        for run in runs:
+            check(run, weight, count, x)
+        return (pool.capturer.captures - before) // 2
+
+    assert captures(first, second) == 2, "little came of the first"
+    assert captures(*[first, second] * 12) == 0, "nor of the second"
+    assert captures(first) == 0 and captures(first) == 1, "it has come twice in a row"
+    assert captures(*[first] * 9) == 0 and captures(second) == 1, "much came of that one"
+    assert captures(first, second) == 1, "it may happen once"
+    one.start(needed=True)
+    assert captures(second, first, second, first) == 3, "the first each time, as it has no room otherwise"
+
+
+def test_calls_of_other_kinds_between_them_begin_the_count_anew(case):
+    weight, count, (x, *_) = case
+    pool = GraphPool(Tape())
+    step, run = step_of(Code(), pool)
+    step.start()
+    for _ in range(5):
+        check(run, weight, count, x)
+        pool.release()  # as an evaluation has it
+    assert pool.capturer.captures == 2 * 2
+    for _ in range(3):
+        check(run, weight, count, x)
+    assert pool.capturer.captures == 2 * 3
+    pool.release()
+    step.start()
+    check(run, weight, count, x)
+    assert pool.capturer.captures == 2 * 4, "a trial is captured at once"
 
 
 @pytest.mark.parametrize("failing", [[True], [False, True]], ids=["forward", "backward"])
