@@ -86,7 +86,7 @@ class GraphPool:
         """Give the memory to a step whose forward is to run, while nothing is busy; whether it may be captured.
 
         Another step's CUDA graphs are forgotten for it, or its own where they are to be made anew. Where little came of
-        the last ones a second time, a step is captured only once it has come twice in a row, then four times, and so on.
+        the last ones a second time, a step is captured once it has come twice in a row, then four times, and so on.
 
         Args:
             step: whose forward is to run.
