@@ -301,7 +301,8 @@ class ModelCalls:
         self.fallback.works(called)
         session.is_planned()
         if session.report is not None and session.report is not planned:
-            log.info("%s: %s", session.model_name, summary(session.report, time.perf_counter() - began))
+            line = summary(session.report, time.perf_counter() - began, gradients=gradients)
+            log.info("%s: %s", session.model_name, line)
             if session.step is not None and session.step.planned:  # not a warm start
                 pace_of(session).took(plans.nodes, plans.seconds)
         note_outside(session, self.model, shown_tensors(outputs), mark)

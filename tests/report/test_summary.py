@@ -13,7 +13,10 @@ def report(kind="training", **figures):
 
 
 def test_a_step_says_what_it_takes_and_how_long_planning_took():
-    assert summary(report(), 1.26) == "planned, compiled and run a training step in 1.3 s: predicted peak 3.00 MB"
+    assert (
+        summary(report(), 1.26, gradients=True)
+        == "planned, compiled and run a training step in 1.3 s: predicted peak 3.00 MB"
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,5 +28,10 @@ def test_a_step_says_what_it_takes_and_how_long_planning_took():
     ],
 )
 def test_what_is_known_beside_is_said(figures, ends):
-    assert summary(report("inference", **figures), 0.0).endswith(ends)
-    assert " inference in 0.0 s" in summary(report("inference", **figures), 0.0)
+    assert summary(report("inference", **figures), 0.0, gradients=False).endswith(ends)
+    assert " inference in 0.0 s" in summary(report("inference", **figures), 0.0, gradients=False)
+
+
+def test_an_evaluation_beside_a_step_is_none():
+    assert summary(report(), 1.26, gradients=False) == "compiled and run inference in 1.3 s"
+    assert summary(report(budget_bytes=1), 0.0, gradients=False).endswith("s, within the budget of the training step")
