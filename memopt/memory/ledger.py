@@ -15,6 +15,7 @@ from memopt.memory.rounding import allocated_bytes
 from memopt.torch_compat import pytree
 from memopt.torch_compat.boxed import boxed
 from memopt.torch_compat.dispatch import TorchDispatchMode
+from memopt.torch_compat.cuda_memory import holds_its_memory
 from memopt.torch_compat.storages import id_of_storage
 
 
@@ -94,6 +95,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = id_of_storage(storage)
         if key in self.references:
             return
+        counted = counted and holds_its_memory(storage)
         size = allocated_bytes(storage.nbytes() + more, self.device) if counted else 0
 
         self.references[key] = weakref.ref(storage, lambda _: self.released(key, size))

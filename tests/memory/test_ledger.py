@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from memopt.cuda_graphs.aliases import storage_at, view
 from memopt.memory.ledger import Ledger, apart, within_graph
 
 CPU = torch.device("cpu")
@@ -26,6 +27,15 @@ def test_storages_count_once_and_until_they_are_gone():
     assert ledger.live == KB and len(third) == 16
     del second, given
     assert ledger.live == 0 and not ledger.references
+
+
+def test_what_shows_memory_of_a_cuda_graph_is_none_of_its_own():
+    there = torch.ones(256)
+    with Ledger(CPU) as ledger:
+        shown = view(storage_at(there, {}), there)
+        assert ledger.peak == 0
+        made = shown + 1
+        assert ledger.live == KB == made.nbytes
 
 
 def test_fake_tensors_and_other_devices():
