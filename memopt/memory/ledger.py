@@ -14,8 +14,8 @@ from memopt.memory.reach import plain_tensors
 from memopt.memory.rounding import allocated_bytes
 from memopt.torch_compat import pytree
 from memopt.torch_compat.boxed import boxed
-from memopt.torch_compat.dispatch import TorchDispatchMode
 from memopt.torch_compat.cuda_memory import holds_its_memory
+from memopt.torch_compat.dispatch import TorchDispatchMode
 from memopt.torch_compat.storages import id_of_storage
 
 
