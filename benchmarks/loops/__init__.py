@@ -19,6 +19,7 @@ from benchmarks.loops import (  # noqa: F401
     pairs_of_models,
     pairs_with_hooks,
     policies,
+    practice,
     step_ends,
     weights,
 )
