@@ -33,6 +33,7 @@ class Held:
         again: all of the process as another backward reached the graph, beyond the same of the first; 0 if none did.
         together: all of the process at once while backward was behind the graphs, at most: what was there before the
             window, and went, is not in it; 0 where that was not seen.
+        kept: of what is live, what is there when backward is over, too.
         renewed: the peak of a step that begins with what the step before has kept, until all of that is made anew.
         places: on CPU, addresses of what was made since the window was opened, and is there when it is closed.
     """
@@ -47,6 +48,7 @@ class Held:
     again: int = dataclasses.field(default=0, compare=False)
     together: int = dataclasses.field(default=0, compare=False)
     renewed: int = dataclasses.field(default=0, compare=False)
+    kept: int = dataclasses.field(default=0, compare=False)
     places: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
 
 
@@ -139,7 +141,7 @@ class Window:
             allocated, most = self._before
             live, peak = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
             most_held = max(peak - allocated if peak > most else 0, live - allocated, 0)
-            self._held = Held(most_held, live - allocated, renewed=most_held + max(0, live - allocated))
+            self._held = Held(most_held, live - allocated, renewed=most_held)
         elif self._held is None and self._recording is not None:
             self._recording.end()
             if self._recording.ended:
@@ -185,16 +187,20 @@ def _of(recording: Recording, there: int) -> Held:
     after_forward = 0 if alone is None else after - there - _most(recording.all_changes, begin or 0, begin or 0)
     again = 0 if another is None or until is None else _grown(recording.all_changes, until, another)
     peak, live = max(sums[first : last + 1]) - sums[first], sums[last] - sums[first]
-    renewed = peak if until is None else peak_with_old(times[:last], sums[: last + 1], first, recording.lives, over)
-    return Held(peak, live, whole, behind, inside, after, after_forward, again, together, renewed, recording.places)
+    renewed, kept = (
+        (peak, 0) if until is None else peak_with_old(times[:last], sums[: last + 1], first, recording.lives, over)
+    )
+    return Held(
+        peak, live, whole, behind, inside, after, after_forward, again, together, renewed, kept, recording.places
+    )
 
 
 def peak_with_old(
     times: Sequence[int], sums: Sequence[int], first: int, lives: Sequence[Life], over: int | None
-) -> int:
-    """The most bytes at once beyond a moment in a step that begins with what the one before has kept.
+) -> tuple[int, int]:
+    """The most bytes at once beyond a moment in a step that begins with what the one before has kept; and that.
 
-    Variables hold that until they are set anew: no later than when all of it is made.
+    Variables hold it until they are set anew: no later than when all of it is made.
 
     Args:
         times: of changes, up to backward's beginning.
@@ -213,7 +219,7 @@ def peak_with_old(
     most = sums[first] + old
     for when, held in zip(since, sums[first + 1 :], strict=True):
         most = max(most, held + old if when <= last else held)
-    return most - sums[first]
+    return most - sums[first], old
 
 
 def _grown(changes: Sequence[tuple[int, int]], first: int, last: int) -> int:

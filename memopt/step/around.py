@@ -185,7 +185,8 @@ class Around:
         # Not less what outputs that are gone leave: they are there in forward, as is what the loop keeps.
         made = max(0, current.left + held.live + current.gone - current.gradients)
         current.kept, between = made + current.stays, current.left + held.peak
-        beside = max(0, current.left + held.renewed - made)  # what is kept is counted all through the step
+        # What is kept beyond backward is counted all through the step.
+        beside = max(0, current.left + held.renewed - min(made, held.kept))
         if current.keeps:  # what comes then is beside what this plan saves, of which another one may save less
             own, first = storage_bytes(current.call.gradients()), current.gradients - current.call.early
             again = held.again - current.call.let_go

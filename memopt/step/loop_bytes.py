@@ -19,7 +19,7 @@ class Seen:
     """Bytes that a loop was seen to hold around a model's graphs, at most.
 
     Attributes:
-        between: between forward's end and backward's start, beyond what forward leaves and what is held.
+        between: between forward's end and backward's start, beyond what forward leaves and backward does not end.
         held: when backward begins, beside the gradients that it begins with; as if it were there all the time.
         forward: outputs of earlier steps while forward runs, where they are gone when backward begins.
         known: whether any step was looked at.

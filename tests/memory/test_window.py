@@ -33,18 +33,18 @@ def test_peak_and_what_is_left():
 
 
 @pytest.mark.parametrize(
-    ("sums", "lives", "most"),
+    ("sums", "lives", "most", "kept"),
     [
-        pytest.param([0, 2, 5, 2], [(0, None, 2), (1, 2, 3)], 5, id="made anew before the most is there"),
-        pytest.param([0, 3, 0, 2], [(0, 1, 3), (2, None, 2)], 5, id="made anew behind it"),
-        pytest.param([0, 2, 5, 2, 4], [(0, None, 2), (1, 2, 3), (3, None, 2)], 9, id="a part made anew behind it"),
-        pytest.param([0, 3, 0, 2], [(0, 1, 3), (2, 8, 2)], 3, id="gone within backward"),
-        pytest.param([0, 3, 0, 2], [(0, 1, 3), (2, 9, 2)], 5, id="gone behind backward"),
+        pytest.param([0, 2, 5, 2], [(0, None, 2), (1, 2, 3)], 5, 2, id="made anew before the most is there"),
+        pytest.param([0, 3, 0, 2], [(0, 1, 3), (2, None, 2)], 5, 2, id="made anew behind it"),
+        pytest.param([0, 2, 5, 2, 4], [(0, None, 2), (1, 2, 3), (3, None, 2)], 9, 4, id="a part made anew behind it"),
+        pytest.param([0, 3, 0, 2], [(0, 1, 3), (2, 8, 2)], 3, 0, id="gone within backward"),
+        pytest.param([0, 3, 0, 2], [(0, 1, 3), (2, 9, 2)], 5, 2, id="gone behind backward"),
     ],
 )
-def test_what_a_step_keeps_is_there_in_the_next_one_until_all_of_it_is_made_anew(sums, lives, most):
-    assert peak_with_old(range(len(sums) - 1), sums, 0, lives, 9) == most
-    assert peak_with_old([-5, *range(len(sums) - 1)], [7, *(7 + each for each in sums)], 1, lives, 9) == most
+def test_what_a_step_keeps_is_there_in_the_next_one_until_all_of_it_is_made_anew(sums, lives, most, kept):
+    assert peak_with_old(range(len(sums) - 1), sums, 0, lives, 9) == (most, kept)
+    assert peak_with_old([-5, *range(len(sums) - 1)], [7, *(7 + each for each in sums)], 1, lives, 9) == (most, kept)
 
 
 def test_what_comes_after_backward_begins_is_left_out():
