@@ -192,7 +192,8 @@ class Around:
             again = held.again - current.call.let_go
             current.kept += max(0, again - own + first - current.another) if held.again else 0
             later = current.left + held.after_forward - current.call.let_go - current.kept
-            between, beside = max(between, later), max(beside, later)
+            # What the loop holds of its first backward stays in variables until its next one: nothing is taken off.
+            beside = between = max(between, later)
         else:
             self._after = max(self._after, held.after)
         if current.others:
