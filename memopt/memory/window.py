@@ -30,7 +30,7 @@ class Held:
         after: all of the process at once from when backward was over, at most, until the window was closed, or another
             backward began; 0 where that was not seen. All the time where no backward came.
         after_forward: the same, beyond all of the process as forward ended; below 0 where less was held.
-        again: all of the process as another backward reached the graph, beyond the same of the first; 0 if none did.
+        again: all of the process as other backwards reached the graph, each beyond the same of the first.
         together: all of the process at once while backward was behind the graphs, at most: what was there before the
             window, and went, is not in it; 0 where that was not seen.
         kept: of what is live, what is there when backward is over, too.
@@ -45,7 +45,7 @@ class Held:
     inside: int = 0
     after: int = dataclasses.field(default=0, compare=False)
     after_forward: int = dataclasses.field(default=0, compare=False)
-    again: int = dataclasses.field(default=0, compare=False)
+    again: tuple[int, ...] = dataclasses.field(default=(), compare=False)
     together: int = dataclasses.field(default=0, compare=False)
     renewed: int = dataclasses.field(default=0, compare=False)
     kept: int = dataclasses.field(default=0, compare=False)
@@ -86,7 +86,8 @@ class Window:
         self._recording: Recording | None = None
         self._held: Held | None = None
         self._there = 0  # on CPU, bytes of the whole process as it was opened
-        self.backward = self.over = self.another = False  # whether backward has begun, is over, and there is another
+        self.backward = self.over = False  # whether backward has begun, and is over
+        self._again = 0  # backwards since then through the same graph
         if device.type == "cuda":
             self._before = self._start = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
         elif not unseen(device) and not is_profiled():
@@ -125,11 +126,12 @@ class Window:
             self._held = dataclasses.replace(self._held, whole=peak - allocated if peak > most else None)
         self._mark(_OVER)
 
-    def another_begins(self) -> None:
-        """Another backward runs through the same graph: what comes now is not looked at."""
-        if not self.another:
-            self.another = True
-            self._mark(_ANOTHER)
+    def another_begins(self) -> bool:
+        """Another backward runs through the same graph; whether it is seen what is there now. No more is looked at."""
+        self._again += 1
+        if self._again <= _BACKWARDS:
+            self._mark(f"{_ANOTHER} {self._again}")
+        return self._again <= _BACKWARDS
 
     def _mark(self, name: str) -> None:
         if self._recording is not None:
@@ -165,11 +167,14 @@ def _closed_if_it_fails(window: Window) -> Iterator[None]:
 
 _FORWARD, _MARK, _BEHIND, _OVER = "forward ends", "backward begins", "graphs end", "backward ends"
 _ANOTHER = "another backward begins"
+_BACKWARDS = 32  # through one graph, that are looked at
 
 
 def _of(recording: Recording, there: int) -> Held:
-    names = _FORWARD, _MARK, _BEHIND, _OVER, _ANOTHER
-    begin, until, left, over, another = (recording.marks.get(name) for name in names)
+    names = _FORWARD, _MARK, _BEHIND, _OVER
+    begin, until, left, over = (recording.marks.get(name) for name in names)
+    others = [when for name, when in recording.marks.items() if str(name).startswith(_ANOTHER)]
+    another = others[0] if others else None
     times = [when for when, _ in recording.changes]
     sums = [0, *itertools.accumulate(size for _, size in recording.changes)]
     first = 0 if begin is None else bisect.bisect_left(times, begin)
@@ -185,7 +190,7 @@ def _of(recording: Recording, there: int) -> Held:
     alone = over if until is not None else begin or 0
     after = 0 if alone is None else there + _most(recording.all_changes, alone, another)
     after_forward = 0 if alone is None else after - there - _most(recording.all_changes, begin or 0, begin or 0)
-    again = 0 if another is None or until is None else _grown(recording.all_changes, until, another)
+    again = () if until is None else tuple(_grown(recording.all_changes, until, when) for when in others)
     peak, live = max(sums[first : last + 1]) - sums[first], sums[last] - sums[first]
     renewed, kept = (
         (peak, 0) if until is None else peak_with_old(times[:last], sums[: last + 1], first, recording.lives, over)

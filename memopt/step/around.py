@@ -188,9 +188,7 @@ class Around:
         # What is kept beyond backward is counted all through the step.
         beside = max(0, current.left + held.renewed - min(made, held.kept))
         if current.keeps:  # what comes then is beside what this plan saves, of which another one may save less
-            own, first = storage_bytes(current.call.gradients()), current.gradients - current.call.early
-            again = held.again - current.call.let_go
-            current.kept += max(0, again - own + first - current.another) if held.again else 0
+            current.kept += current.more_again(held)
             later = current.left + held.after_forward - current.call.let_go - current.kept
             # What the loop holds of its first backward stays in variables until its next one: nothing is taken off.
             beside = between = max(between, later)
@@ -242,9 +240,8 @@ class Around:
             self._kept(current)
         there = [gradient for gradient in gradients if gradient is not None]
         if current is not self._open or current.window.backward:
-            if current.window.over and not current.window.another:
-                current.another = _bytes_of(there)
-                current.window.another_begins()
+            if current.window.over:
+                current.another_begins(backward_task(), _bytes_of(there))
             return
         current.task, self._again = backward_task(), current if keeps_graph() else None
         current.alone = all(gradient.numel() == 1 for gradient in there)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from memopt.memory.reach import storages_of
+from memopt.memory.resident import storage_bytes
 from memopt.memory.window import Held, Window
 from memopt.torch_compat.cuda_memory import holds_its_memory
 from memopt.torch_compat.storages import id_of_storage
@@ -56,7 +57,7 @@ class OpenWindow:
         look: called once more is known.
         left: bytes that earlier calls of the step have left.
         gradients: bytes of those that backward begins with.
-        another: the same of another backward through a graph that was kept.
+        another: of other backwards through a graph that was kept the same, and the parameters' gradients there then.
         task: which backward that was.
         hooks: of the call's graph: they live as long as that.
         stays: bytes that are there all through backward, beside what the window sees.
@@ -83,7 +84,9 @@ class OpenWindow:
     ) -> None:
         """A window, open."""
         self.window, self.call, self.look, self.left = window, call, look, left
-        self.gradients = self.another = self.stays = self.kept = self.gone = self.more = self.retains = self.saved = 0
+        self.gradients = self.stays = self.kept = self.gone = self.more = self.retains = self.saved = 0
+        self.another: list[tuple[int, int]] = []
+        self._latest: object = None  # of other backwards
         self.held_by_others: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
         # Of what lies in a CUDA graph's memory, none is free when it is gone.
         self.made = [(weakref.ref(storage), storage.nbytes()) for storage in made if holds_its_memory(storage)]
@@ -105,6 +108,18 @@ class OpenWindow:
         held = self.window.close()
         if held is not None:
             self.report_whole(held)
+
+    def another_begins(self, task: object, gradients: int) -> None:
+        """Another backward has reached the graph, with so many bytes of gradients; a call may have several nodes."""
+        if task != self._latest and self.window.another_begins():
+            self.another.append((gradients, storage_bytes(self.call.gradients())))
+        self._latest = task
+
+    def more_again(self, held: Held) -> int:
+        """Bytes, but for gradients, that the loop holds beside another backward at most, and not beside the first."""
+        pairs = zip(held.again, self.another, strict=True)
+        first = self.gradients - self.call.early - self.call.let_go
+        return max(0, *(more + first - sum(counted) for more, counted in pairs))
 
     def report_whole(self, held: Held) -> None:
         """Say what the whole step has held, where that was asked for and is known, once."""

@@ -21,6 +21,7 @@ from memopt.memory.reach import shown_tensors
 from memopt.memory.step_watch import StepWatch
 from memopt.step.observed_steps import FIRST_STEPS, Looking
 from memopt.torch_compat.autograd_nodes import compiled_nodes, first_nodes
+from memopt.torch_compat.backward import backward_task
 from memopt.torch_compat.storages import id_of_storage
 
 # Bytes of losses, counts and rates, which come and go: below this nothing is counted, and no change is one.
@@ -29,6 +30,8 @@ LITTLE = 1024
 _GROWTH = 8
 # What lies in cycles may hold others, which the next collection finds.
 _COLLECTIONS = 3
+# Backwards of one step at which is looked what the loop has made by then: it takes a third of a second each time.
+_BACKWARDS = 8
 
 
 class OtherTensors:
@@ -53,6 +56,7 @@ class OtherTensors:
         self._prepares = False  # whether the present one is looked at for the sake of the next
         self._made: Blocks = {}  # in calls that were planned: constants of programs, arenas
         self._between: Blocks | None = None  # since the model's call, as backward began; None where that was not seen
+        self._tasks: list[int] = []  # of backwards that have begun since then
         self._outputs: Blocks = {}  # of the latest call, if it has a backward: others are the loop's from then on
         self._calls = 0  # since an optimizer has stepped
         self._later = 0  # bytes at calls behind the first of these, as of a closure: at the first one they are gone
@@ -98,7 +102,7 @@ class OtherTensors:
         """
         with self._looking.looks():
             if self._prepares:
-                self._seen, self._fresh, self._between = live_blocks(device), True, None
+                self._begins(live_blocks(device))
                 return False
             known = {*blocks_of(beside, device), *map(id_of_storage, outputs)}
             found, counted, total = self._count(device, known, loop_holds)
@@ -110,7 +114,7 @@ class OtherTensors:
                 found, counted, total = self._count(device, known, loop_holds)
                 if total == before:
                     break
-            self._seen, self._fresh, self._between = found, True, None
+            self._begins(found)
             wanted = self._wanted(total)
             of_graphs = sum(block.nbytes for block in counted.values() if block.of_graph)
             of_step, self._of_graphs = max(self._of_graphs, of_graphs), of_graphs  # as of all: of the last two looks
@@ -121,6 +125,10 @@ class OtherTensors:
             if changed or abs(total - self.total) < LITTLE:  # as many bytes may be of others, as of the other batches
                 self._counted = counted if self.total else {}
             return changed
+
+    def _begins(self, found: Blocks) -> None:
+        """The present step begins, with these storages."""
+        self._seen, self._fresh, self._between, self._tasks = found, True, None, []
 
     def optimizer_stepped(self) -> None:
         """An optimizer has stepped; what it holds while its closure runs is its own until then."""
@@ -190,10 +198,14 @@ class OtherTensors:
                 node.register_prehook(reached)
 
     def _backward_begins(self, device: torch.device) -> None:
-        if self._fresh and self._between is None:
-            before = alive(self._seen)
-            with self._looking.looks():
-                self._between = {key: block for key, block in live_blocks(device).items() if key not in before}
+        task = backward_task()
+        if not self._fresh or task in self._tasks or len(self._tasks) == _BACKWARDS:
+            return
+        self._tasks.append(task)
+        before = alive(self._seen)
+        with self._looking.looks():
+            made = {key: block for key, block in live_blocks(device).items() if key not in before}
+        self._between = made | (self._between or {})  # of a graph that is kept for others, what comes before the last
 
     def _counts_next(self) -> bool:
         """Whether the next step is to be counted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import threading
 
@@ -218,13 +219,21 @@ def test_what_the_process_holds_behind_backward_counts_what_was_there_before_unt
     assert 7 * KILO <= held.after <= 7 * KILO + 16
 
 
+def reached(window, _):
+    """A backward has reached the graph."""
+    if window.over:
+        window.another_begins()
+    else:
+        window.backward_begins()
+
+
 def test_another_backward_through_the_same_graph_is_none_of_what_is_behind_one():
     gc.collect()
     gc.freeze()
     x = torch.ones(KILO // 4, requires_grad=True)
     window = Window(CPU, ())
     product = x * 2
-    product.grad_fn.register_prehook(lambda _: window.another_begins() if window.over else window.backward_begins())
+    product.grad_fn.register_prehook(functools.partial(reached, window))
     loss = product.sum()
     loss.backward(retain_graph=True)
     window.backward_ends()
@@ -234,3 +243,20 @@ def test_another_backward_through_the_same_graph_is_none_of_what_is_behind_one()
     held = window.close()
     assert held is not None and len(large) == 10 * KILO
     assert 4 * KILO <= held.after <= 4 * KILO + 16 and len(logged)
+    assert len(held.again) == 1 and 2 * KILO <= held.again[0] <= 2 * KILO + 16  # the gradient, and what is logged
+
+
+def test_of_several_backwards_each_is_seen_as_it_begins():
+    x = torch.ones(KILO // 4, requires_grad=True)
+    window = Window(CPU, ())
+    product = x * 2
+    product.grad_fn.register_prehook(functools.partial(reached, window))
+    loss, made = product.sum(), []
+    for number in range(3):
+        loss.backward(retain_graph=number < 2)
+        if not number:
+            window.backward_ends()
+        made.append(kilobyte())
+    held = window.close()
+    assert held is not None and len(made) == 3
+    assert [size // KILO for size in held.again] == [2, 3]

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import memopt
 from memopt.memory.allocator_events import Recording
+from memopt.module import calls_of
 from memopt.torch_compat import pytree
 from tests.training.steps import Deep, bytes_of, peak_of
 
@@ -245,6 +246,23 @@ def test_what_a_plan_saves_is_not_the_loops_between_two_backwards(backwards):
         return loss
 
     assert_kept(0.75, step)
+
+
+def test_each_further_backward_is_beside_what_the_loop_has_made_by_then():
+    """Gradients of three tasks: as the last one's backward begins, two copies of all gradients are there."""
+    loop = Loop(None).within("10MB")
+    for _ in range(LEARNS):
+        out, copies = loop.call(loop.x), []
+        for number, loss in enumerate((functional.cross_entropy(out, loop.y), out.square().mean(), out.std())):
+            loop.optimizer.zero_grad()
+            loss.backward(retain_graph=number < 2)
+            copies.append([parameter.grad.clone() for parameter in loop.model.parameters()])
+        loop.optimizer.step()
+    size, calls = bytes_of(loop.model), calls_of(loop.call)
+    assert 1.8 * size < calls.sessions.around.seen.held < 3 * size
+    assert calls.sessions.group.others.total < 2 * size, (
+        "the third one's are left to the next step; the others not twice"
+    )
 
 
 @pytest.mark.quick("0.7")
