@@ -117,9 +117,9 @@ class OpenWindow:
 
     def more_again(self, held: Held) -> int:
         """Bytes, but for gradients, that the loop holds beside another backward at most, and not beside the first."""
-        pairs = zip(held.again, self.another, strict=True)
+        pairs = zip(held.again, self.another, strict=False)  # on CUDA, and where it was closed before, none are seen
         first = self.gradients - self.call.early - self.call.let_go
-        return max(0, *(more + first - sum(counted) for more, counted in pairs))
+        return max([0, *(more + first - sum(counted) for more, counted in pairs)])
 
     def report_whole(self, held: Held) -> None:
         """Say what the whole step has held, where that was asked for and is known, once."""

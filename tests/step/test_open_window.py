@@ -55,3 +55,16 @@ def test_memory_of_outputs_is_known_whose_tensors_are_gone() -> None:
     assert [size for _, size in window.without_tensors()] == [saved.nbytes()]
     del saved
     assert window.without_tensors() == []
+
+
+def test_of_several_backwards_the_one_counts_beside_which_the_loop_holds_most() -> None:
+    window = opened([])
+    window.another = [(0, 10), (0, 30)]  # gradients that it begins with, and those that parameters have then
+    seen: Any = types.SimpleNamespace(again=(50, 60))
+    assert window.more_again(seen) == 40
+    window.gradients = 5
+    assert window.more_again(seen) == 45
+    unseen: Any = types.SimpleNamespace(again=())  # as on a GPU
+    assert window.more_again(unseen) == 0
+    window.another = []
+    assert window.more_again(unseen) == 0, "the graph was kept for a backward that has not come"

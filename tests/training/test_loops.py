@@ -248,6 +248,16 @@ def test_what_a_plan_saves_is_not_the_loops_between_two_backwards(backwards):
     assert_kept(0.75, step)
 
 
+def test_a_graph_may_be_kept_for_a_backward_that_never_comes():
+    loop = Loop(None).within("10MB")
+    for _ in range(LEARNS):
+        loss = functional.cross_entropy(loop.call(loop.x), loop.y)
+        loss.backward(retain_graph=True)
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+    assert calls_of(loop.call).sessions.around.seen.known
+
+
 def test_each_further_backward_is_beside_what_the_loop_has_made_by_then():
     """Gradients of three tasks: as the last one's backward begins, two copies of all gradients are there."""
     loop = Loop(None).within("10MB")
