@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from memopt.capture.joint import constants_to_attributes
-from memopt.memory.allocator_limit import has_room
+from memopt.memory.allocator_limit import limit_leaves
 from memopt.memory.optimizer_steps import stepped_since, steps_seen, watch_steps
 from memopt.program import InputKind, Program, draws_numbers
 from memopt.torch_compat.boxed import boxed
@@ -57,7 +57,7 @@ class Watched:
         What is folded is looked at while the device works, and what was computed from old values is recomputed;
         before the run where that draws random numbers.
         """
-        self._make_room()
+        self._have_others_release()
         if not self._baked:
             return self._run(args)
         given = list(args)
@@ -71,10 +71,10 @@ class Watched:
         """These, of which it may be one, hold memory within the same limit."""
         self._others = others
 
-    def _make_room(self) -> None:
+    def _have_others_release(self) -> None:
         """Have others give back what they hold, where memory that is about to be taken has no room beside that."""
         missing = getattr(self._run, "missing_bytes", 0)
-        if missing == 0 or has_room(missing):
+        if missing == 0 or limit_leaves(missing):
             return
         for each in list(self._others):
             if each is not self:

@@ -137,9 +137,9 @@ class GraphPool:
     def release(self) -> None:
         """Forget what is captured and give its memory back, unless a backward needs it: other code is to have it."""
         self._waiting = None
-        self.make_room()
+        self.forget_captured()
 
-    def make_room(self) -> None:
+    def forget_captured(self) -> None:
         """As `release`, for code of the step that has come: how often it has come in a row goes on being counted."""
         if self.busy or self._owner is None:
             return

@@ -179,7 +179,7 @@ class CudaGraphStep:
                 if not self._pool.copy_out():
                     self.stop("its gradients or outputs are held beyond the next step")
                 if not self._prepared(given):
-                    self._pool.make_room()  # the code needs the memory
+                    self._pool.forget_captured()  # the code needs the memory
                     return self._forward(given)
                 self._run_on([given[index] for index in self._copied])
             first = self.signature.results

@@ -224,7 +224,7 @@ def limit_available_bytes() -> int | None:
     return None if limit is None else max(0, limit - held_now(device).reserved_bytes)
 
 
-def has_room(size: int | None) -> bool:
+def limit_leaves(size: int | None) -> bool:
     """Whether the limit of the current CUDA device, if one is in force, leaves so many bytes; None: not known.
 
     What the allocator caches is handed back for that.

@@ -17,12 +17,12 @@ from memopt.memory.allocator_limit import (
     Held,
     enter,
     grow,
-    has_room,
     held_bytes,
     held_now,
     leave,
     lifted,
     limit_available_bytes,
+    limit_leaves,
 )
 
 GPU = torch.device("cuda", 0)
@@ -67,21 +67,21 @@ def cuda(monkeypatch):
 def test_a_limit_leaves_room_beside_what_is_reserved(cuda):
     assert limit_available_bytes() is None
     token = enter(GPU, cuda.reserved + 5)
-    assert limit_available_bytes() == 5 and has_room(5) and not has_room(6) and not has_room(None)
+    assert limit_available_bytes() == 5 and limit_leaves(5) and not limit_leaves(6) and not limit_leaves(None)
     cuda.reserved += 6
     with lifted(GPU):
         assert limit_available_bytes() == 0
     leave(token)
-    assert limit_available_bytes() is None and has_room(None) and has_room(TOTAL)
+    assert limit_available_bytes() is None and limit_leaves(None) and limit_leaves(TOTAL)
 
 
 def test_what_is_cached_is_handed_back_before_there_is_no_room(cuda, monkeypatch):
     cuda.reserved = 7
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: setattr(cuda, "reserved", 3))
     token = enter(GPU, 10)
-    assert has_room(3) and cuda.reserved == 7
-    assert has_room(7) and cuda.reserved == 3
-    assert not has_room(8)
+    assert limit_leaves(3) and cuda.reserved == 7
+    assert limit_leaves(7) and cuda.reserved == 3
+    assert not limit_leaves(8)
     leave(token)
 
 
