@@ -20,6 +20,7 @@ class KnownPlans:
     def __init__(self) -> None:
         """Nothing is planned yet."""
         self._schedules: dict[Known, Schedule | None] = {}  # None: nothing is recomputed
+        self._together: dict[Known, tuple[Known, ...]] = {}  # all graphs of the step that it was planned in
         self._made_with: dict[Known, tuple[Stages, tuple[Pass, ...]]] = {}
 
     def __contains__(self, known: Known) -> bool:
@@ -34,8 +35,17 @@ class KnownPlans:
 
     def keep(self, graphs: Iterable[Known], planned: Iterable[Planned]) -> None:
         """Keep the schedules of a plan that stands."""
-        for known, item in zip(graphs, planned, strict=True):
+        together = tuple(graphs)
+        for known, item in zip(together, planned, strict=True):
             self._schedules[known] = None if item.choice is None else item.choice.plan.schedule
+            self._together[known] = together
+
+    def serves(self, known: Known, together: Iterable[Known]) -> bool:
+        """Whether a graph is planned, and that for a step of these graphs, in any order.
+
+        What one saves is room that others lack: a plan beside a smaller graph is none for two calls of its own.
+        """
+        return known in self and sorted(self._together[known]) == sorted(together)
 
     def forget(self, graphs: Iterable[Known]) -> None:
         """Let these graphs be planned anew."""

@@ -195,7 +195,7 @@ class Session(PlannedStep):
         if self.collection.graphs is not None:
             self.collection.graphs.append(program)
             return self.known_plans.replayed(known, program, self.stages()) if self.collection.rehearsing else program
-        if request.search and known in self.known_plans:
+        if request.search and known in self.known_plans and self._planned_beside_the_same(known, program):
             last = self.step.planned[0] if self.step is not None and self.one_graph else None
             if last is not None and last.source is program and last.choice is not None:
                 return last.program  # planned a moment ago, and not replaced since
@@ -210,6 +210,13 @@ class Session(PlannedStep):
         # Planned for an equal graph that was captured before: a graph is lowered by the capture that made it.
         schedule = planned.choice.plan.schedule if planned.choice else None
         return self.known_plans.replayed_by(known, program, self.stages(), schedule)
+
+    def _planned_beside_the_same(self, known: Known, program: Program) -> bool:
+        """Whether a graph that is planned was so together with the graphs of the other calls of this very step."""
+        if self.calls == 1 or self.broken or self.collection.complete:
+            return True
+        every, _ = self._with_other_calls([program])
+        return self.known_plans.serves(known, [self.known(fingerprint(each)) for each in every])
 
     def plan_training(
         self, programs: Sequence[Program], *, by_timeline: bool = True, request: PlanRequest | None = None

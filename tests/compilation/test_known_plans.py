@@ -55,3 +55,12 @@ def test_a_graph_is_replayed_with_what_its_plan_was_made_with(plans, monkeypatch
     assert plans.replayed(CODE, "program", NONE) == ("program", made, ("lowering",), "schedule")
     assert plans.replayed_by(CODE, "program", NONE, "another") == ("program", made, ("lowering",), "another")
     assert plans.replayed(OPERATORS, "program", NONE) == ("program", NONE, (), None)
+
+
+def test_a_plan_serves_a_step_of_the_graphs_that_it_was_made_with(plans):
+    other = (False, "other")
+    assert plans.serves(CODE, [CODE]) and not plans.serves(CODE, [CODE, CODE]) and not plans.serves(other, [other])
+    plans.keep([CODE, other], [planned(), planned()])
+    assert plans.serves(CODE, [other, CODE]) and not plans.serves(CODE, [CODE, CODE])
+    plans.keep([CODE, CODE], [planned(), planned()])
+    assert plans.serves(CODE, [CODE, CODE]) and plans.serves(other, [CODE, other])

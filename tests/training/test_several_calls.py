@@ -168,6 +168,31 @@ def test_a_step_with_one_call_more_of_another_size_is_planned():
         model.zero_grad()
 
 
+def _moved(call, x):
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(call(x).square().mean(), x)
+    return x.detach() + 0.1 * slope.sign()
+
+
+def _attacked(call, inputs):
+    first, second = inputs
+    _siamese(call, [first, _moved(call, second)])
+
+
+def test_a_plan_beside_a_smaller_graph_is_not_that_of_two_calls():
+    # The call that is attacked saves nothing for gradients of weights: a plan beside it leaves the next two too much.
+    inputs = [torch.randn(256, 64) for _ in range(2)]
+    reference = _net()
+    _attacked(reference, inputs)
+    budget = int(0.8 * _peak(reference, reference, inputs, _attacked))
+    model = _net()
+    compiled = memopt.compile(model, budget, backend="aten")
+    _steps(compiled, model, inputs, 3, _attacked)
+    calls, keys = compiled._memopt.sessions.last.calls, compiled._memopt.sessions.last.step.keys
+    assert calls == len(keys) == 2 and len(set(keys)) == 1
+    assert _peak(compiled, model, inputs, _attacked) <= budget + _LOSS
+
+
 def test_a_fraction_is_of_the_whole_step():
     inputs = [torch.randn(256, 64) for _ in range(2)]
     model = _net()
