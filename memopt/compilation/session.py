@@ -15,6 +15,7 @@ from memopt.common.progress import planning
 from memopt.compilation.collection import Collection, WholeStepNeeded
 from memopt.compilation.fallbacks import Fallbacks
 from memopt.compilation.freeze import fold_in_place
+from memopt.compilation.known_plans import Known
 from memopt.compilation.layout import WeightLayout
 from memopt.compilation.plan_record import PlanRecord
 from memopt.compilation.plan_together import plan_together
