@@ -13,6 +13,7 @@ from memopt.torch_compat.aot_autograd import checkpoints_draw
 from memopt.torch_compat.bounded_deques import bounded_deques
 from memopt.torch_compat.changing_numbers import ChangingNumbers
 from memopt.torch_compat.checked_results import keep_checks
+from memopt.torch_compat.class_names import class_names
 from memopt.torch_compat.compared_modules import compared_modules_guarded
 from memopt.torch_compat.dynamo import NO_WEAK_REFERENCES, functions_keep_backward
 from memopt.torch_compat.dynamo import dynamo_settings as torch_settings
@@ -88,7 +89,7 @@ def dynamo_settings(
                 stack.enter_context(varying_shapes(varying))
             elif not symbolic:
                 stack.enter_context(static_shapes())
-            seen = deferred_logging(), formatted_keys(), absent_attributes()
+            seen = deferred_logging(), formatted_keys(), absent_attributes(), class_names()
             for each in (*seen, folded_errors_raise(), functions_keep_backward(), checkpoints_draw()):
                 stack.enter_context(each)
             stack.enter_context(outputs_keep_gradients())
