@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import fx
 
+from memopt.graph.propagation import propagate
 from memopt.graph.rewrite import Refused
 from memopt.pass_manager import Change, Pass, PassResult, Refusal
 from memopt.patterns.column_padding import Aligned, turn_after_padding
@@ -16,6 +17,7 @@ from memopt.patterns.product_sums import in_float32
 from memopt.patterns.row_chunks import run_in_chunks
 from memopt.patterns.rows import HALVES, PRODUCTS, RowRefused, RowRegion, find_rows, products_before_losses
 from memopt.program import Phase, Program
+from memopt.torch_compat.fx_graphs import is_erased
 
 _LEAST_CHUNKS, _MOST_CHUNKS = 4, 16
 _ALIGNED_BYTES = 16  # rows of matrices begin at multiples of this where tensor cores are to read them
@@ -47,7 +49,8 @@ class ChunkLoss(Pass):
         3. Element-wise operations on the logits (a cast to float32, a bias, soft capping), label smoothing, z-loss.
         4. The weight may be tied or transposed; views such as [batch, sequence, vocabulary] may stand in between.
         5. The weight's columns may be padded for the sake of a faster product, and the logits' cut off again.
-        6. The caller may be returned the logits, or what is computed from them, beside the loss: these stay whole,
+        6. Classes in tiles: the loss of further ones may read what those before have come to (TRL's fused heads).
+        7. The caller may be returned the logits, or what is computed from them, beside the loss: these stay whole,
            chunks read their rows, and the gradients that come back of them are added by rows.
 
     Numbers: sums over rows of half precision are added up in float32 and rounded once; a GPU's library of matrix
@@ -131,6 +134,10 @@ class ChunkLoss(Pass):
         changes: list[Change] = []
         refusals: list[Refusal] = []
         for node in products_before_losses(new):
+            if is_erased(node):
+                continue
+            if changes:  # what the latest rewrite has made may be read by this loss, as by one of further classes
+                propagate(new.graph_module)
             try:
                 chunk = self._rows_per_chunk(node)
                 region = self._aligned(new, find_rows(new, node))

@@ -274,6 +274,9 @@ class _Finder:
             return Recipe(target, (self._aligned(node, args[0], lead), [Count(), *rest]))
         if target in _FILLED:
             return Recipe(target, ([Count(), *rest], *args[1:]), dict(node.kwargs))
+        if target is aten.new_zeros.default:  # of its operand it takes no value
+            value = node.meta["val"]
+            return Recipe(aten.full.default, ([Count(), *rest], 0), {"dtype": value.dtype, "device": value.device})
         if target is NLL_BACKWARD:
             per_row = args[0].meta["val"].ndim > 0  # type: ignore[union-attr]
             gradient = self._row(node, args[0]) if per_row else args[0]
@@ -287,9 +290,10 @@ class _Finder:
             return Recipe(target, (*operands, self._inner(node, args[2], 0), *args[3:]), dict(node.kwargs))
         if target is aten.gather.default:
             return Recipe(target, (self._row(node, args[0]), self._inner(node, args[1], 0), self._row(node, args[2])))
-        if target is aten.scatter.value:
+        if target is aten.scatter.value or target is aten.scatter_add.default:
             picked = self._row(node, args[0]), self._inner(node, args[1], 0), self._row(node, args[2])
-            return Recipe(target, (*picked, args[3]))
+            added = args[3] if target is aten.scatter.value else self._row(node, args[3])
+            return Recipe(target, (*picked, added))
         if target in _ELEMENTWISE or torch.Tag.pointwise in getattr(target, "tags", ()):
             aligned: Any = fx.map_arg((args, node.kwargs), lambda operand: self._aligned(node, operand, lead))
             return Recipe(target, *aligned)

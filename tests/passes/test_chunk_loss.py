@@ -48,6 +48,7 @@ LOSSES = {
     "separate_bias": lambda x, w, b, t: F.cross_entropy(x @ w.t() + b, t),
     "z_loss": lambda x, w, b, t: F.cross_entropy(y := F.linear(x, w, b), t) + 1e-2 * y.logsumexp(-1).square().mean(),
     "scaled": lambda x, w, b, t: F.cross_entropy(F.linear(x.tanh(), w * 0.5, b), t) * 3,
+    "gathered": lambda x, w, b, t: -F.linear(x, w, b).log_softmax(-1).gather(-1, t.clamp_min(0).unsqueeze(-1)).mean(),
 }
 
 
@@ -83,6 +84,7 @@ def largest(program):
 @pytest.mark.quick(
     "torch.float32-*-decomposed",
     "torch.float32-smoothing-fused",
+    "torch.float32-gathered-fused",
     "torch.float32-z_loss-fused",
     "torch.bfloat16-mean-*",
     "torch.float16-mean-*",
