@@ -59,6 +59,8 @@ class OtherTensors:
         self._tasks: list[int] = []  # of backwards that have begun since then
         self._outputs: Blocks = {}  # of the latest call, if it has a backward: others are the loop's from then on
         self._calls = 0  # since an optimizer has stepped
+        self._gradients = True  # whether the latest call was one with gradients
+        self._turns, self._turn_due = 0, False  # to calls without; whether the step behind them is to be counted
         self._later = 0  # bytes at calls behind the first of these, as of a closure: at the first one they are gone
         _of_optimizers.add(self)
 
@@ -76,12 +78,19 @@ class OtherTensors:
         """A step begins; whether it is to be looked at."""
         self._steps += 1
         self._calls += 1
-        self._fresh, judged = False, self._steps in (self._due, self._again)
+        gradients = torch.is_grad_enabled()
+        turned, self._gradients = gradients is not self._gradients, gradients
+        if turned and not gradients:
+            self._turns += 1
+            self._turn_due = self._looking.is_due(self._turns)
+        # What an evaluation leaves, the best weights so far say, is there in the first step behind it.
+        turned &= self._turn_due
+        self._fresh, judged = False, self._steps in (self._due, self._again) or (turned and gradients)
         # What the loop holds around the model's graphs is observed in this step, too, if it is.
         if self._looking.is_due(self._steps):
             # Then in turn one or two behind it, so that both calls of a step of two are looked at.
             self._due = self._steps + (1 if self._steps <= FIRST_STEPS else 2 - self._steps.bit_length() % 2)
-        self._prepares = not judged and self._counts_next()
+        self._prepares = not judged and (self._counts_next() or turned)
         return judged or self._prepares
 
     def look(
@@ -102,7 +111,7 @@ class OtherTensors:
         """
         with self._looking.looks():
             if self._prepares:
-                self._begins(live_blocks(device))
+                self._begins(live_blocks(device), loop_holds)
                 return False
             known = {*blocks_of(beside, device), *map(id_of_storage, outputs)}
             found, counted, total = self._count(device, known, loop_holds)
@@ -114,7 +123,7 @@ class OtherTensors:
                 found, counted, total = self._count(device, known, loop_holds)
                 if total == before:
                     break
-            self._begins(found)
+            self._begins(found, loop_holds)
             wanted = self._wanted(total)
             of_graphs = sum(block.nbytes for block in counted.values() if block.of_graph)
             of_step, self._of_graphs = max(self._of_graphs, of_graphs), of_graphs  # as of all: of the last two looks
@@ -126,9 +135,15 @@ class OtherTensors:
                 self._counted = counted if self.total else {}
             return changed
 
-    def _begins(self, found: Blocks) -> None:
+    def _begins(self, found: Blocks, loop_holds: bool) -> None:
         """The present step begins, with these storages."""
-        self._seen, self._fresh, self._between, self._tasks = found, True, None, []
+        between = None
+        if not self._gradients and self._turn_due:  # no backward comes: the loop's are those of the step before
+            between = {} if self._between is None else alive(self._between)
+            if self._between is None and loop_holds:
+                before = alive(self._seen)
+                between = {key: block for key, block in found.items() if key not in before}
+        self._seen, self._fresh, self._between, self._tasks = found, True, between, []
 
     def optimizer_stepped(self) -> None:
         """An optimizer has stepped; what it holds while its closure runs is its own until then."""

@@ -378,3 +378,22 @@ def test_a_step_captured_anew_after_evaluations_is_not_planned_anew():
         train(8)
     assert set(counts) == {counts[0]} and sessions.graphs == counts[0]
     assert sessions.group.others.total < 4 * x.nbytes  # a captured step saves 16 times as much
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_what_evaluations_leave_is_counted_in_the_first_step_behind_them(outside):
+    model, x = Outputs() if outside else Net(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    call = memopt.compile(model, "10MB", optimizer=optimizer, backend="aten")
+    best, counted = {}, []
+    for number in range(12):
+        optimizer.zero_grad()
+        loss = call(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        counted.append(call.report.breakdown.others)
+        if number == 8:
+            with torch.no_grad():
+                call(x), call(x)
+            best = {name: value.clone() for name, value in model.state_dict().items()}
+    assert counted[8] == 0 and counted[9] == counted[11] == storage_bytes(list(best.values()))
