@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -29,6 +30,31 @@ def compile_in_place(
         TypeError: the model is compiled already, or is none that `memopt.compile` takes, or one with slots.
         ValueError: as `memopt.compile`.
     """
+    inner, kind = _second(model)
+    model.__class__ = _kind_of(kind, compile(inner, budget, **options), eager_methods)
+
+
+def compile_together_in_place(models: Sequence[nn.Module], budget: Any = None, **options: Any) -> None:
+    """`compile_in_place` of several models that share a budget, as the list that `memopt.compile` takes.
+
+    Raises:
+        TypeError, ValueError: as `compile_in_place`.
+    """
+    if len(models) == 1:
+        compile_in_place(models[0], budget, **options)
+        return
+    seconds = [_second(model) for model in models]
+    stand_ins = compile([inner for inner, _ in seconds], budget, **options)
+    for model, (_, kind), stand_in in zip(models, seconds, stand_ins, strict=True):
+        model.__class__ = _kind_of(kind, stand_in, ())
+
+
+def _second(model: nn.Module) -> tuple[nn.Module, type[nn.Module]]:
+    """A second object of a model's class with its attributes, and that class; the model is as it was before any other.
+
+    Raises:
+        TypeError: as `compile_in_place`.
+    """
     if compilable(model)[0] is not model:
         raise TypeError("this model is compiled by torch.compile already: compile the original model")
     undo(model)
@@ -37,8 +63,7 @@ def compile_in_place(
         raise TypeError(f"{kind.__name__} keeps attributes in slots: use the stand-in that memopt.compile returns")
     inner: nn.Module = object.__new__(kind)
     inner.__dict__ = model.__dict__
-    stand_in = compile(inner, budget, **options)
-    model.__class__ = _kind_of(kind, stand_in, eager_methods)
+    return inner, kind
 
 
 def stand_in_of(model: nn.Module) -> CompiledModule | None:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.in_place import compile_in_place, stand_in_of, undo
+from memopt.in_place import compile_in_place, compile_together_in_place, stand_in_of, undo
+from memopt.module import calls_of
 
 
 class Net(nn.Module):
@@ -151,3 +152,20 @@ def test_a_refused_budget_is_an_error_that_loops_halve_their_batch_for():
             assert (
                 type(again) is type(error) and str(again) == str(error) and again.minimum_bytes == error.minimum_bytes
             )
+
+
+def test_several_models_in_place_share_a_budget():
+    models = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    plain = copy.deepcopy(models)
+    compile_together_in_place(models, "1MB", backend="aten", optimizer=optimizers)
+    x, found = torch.randn(4, 8), []
+    for one, other in (models, plain):
+        other(one(x)).sum().backward()
+        found.append([parameter.grad for model in (one, other) for parameter in model.parameters()])
+    torch.testing.assert_close(*found)
+    calls = [calls_of(stand_in_of(model)) for model in models]
+    assert calls[0].sessions.group is calls[1].sessions.group and calls[0].sessions.group.several
+    for model in models:
+        undo(model)
+        assert stand_in_of(model) is None

@@ -20,7 +20,7 @@ from torch import nn
 
 from memopt.api import compile
 from memopt.budget import OutOfBudgetError, parse_budget
-from memopt.in_place import compile_in_place, derived, stand_in_of, undo
+from memopt.in_place import compile_together_in_place, derived, stand_in_of, undo
 from memopt.integrations.training_report import TrainingReport
 from memopt.memory.optimizers import count, holds_some, listed
 from memopt.memory.resident import storage_bytes
@@ -160,7 +160,7 @@ class Memopt(_callback_class()):  # type: ignore[misc]
         return limit is None or limit.bytes is not None or len(list(_parts(module))) == 1
 
     def _compile_parts(self, module: nn.Module, optimizers: Sequence[Any]) -> None:
-        """Compile each module of a LightningModule that has parameters, in place, each for what the others leave."""
+        """Compile the modules of a LightningModule that have parameters, in place, within one budget."""
         parts, budget = list(_parts(module)), self.budget
         if not self._as_parts(module):
             raise ValueError(
@@ -173,16 +173,16 @@ class Memopt(_callback_class()):  # type: ignore[misc]
                 "that its step calls, which keeps the budget then"
             )
         _undo(module)
+        own = [part for part in parts if not isinstance(part, CompiledModule)]
         for part in parts:
-            own = [item for item in optimizers if holds_some(item, list(part.parameters()))]
             if isinstance(part, CompiledModule):
-                part.set_optimizer(own or None)
-                continue
-            if budget is not None and (limit := parse_budget(budget).bytes) is not None:
-                rest = [item for item in optimizers if all(item is not other for other in own)]
-                budget = max(1, limit - _beside(module, part, rest))
-            compile_in_place(part, budget, optimizer=own or None, **self.options)
-            budget = self.budget
+                part.set_optimizer([item for item in optimizers if holds_some(item, list(part.parameters()))] or None)
+        if own and budget is not None and (limit := parse_budget(budget).bytes) is not None:
+            budget = max(1, limit - _beside(module, own, optimizers))
+        trained = [parameter for part in own for parameter in part.parameters()]
+        stepping = [item for item in optimizers if holds_some(item, trained)]
+        if own:
+            compile_together_in_place(own, budget, optimizer=stepping or None, **self.options)
 
     def _stand_ins(self) -> Iterator[CompiledModule]:
         if self._module is not None:
@@ -219,13 +219,14 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
             yield part
 
 
-def _beside(module: nn.Module, part: nn.Module, optimizers: Sequence[Any]) -> int:
-    """Bytes of what a LightningModule holds beside one of its modules: tensors, gradients, optimizers' state."""
-    own = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
+def _beside(module: nn.Module, parts: Sequence[nn.Module], optimizers: Sequence[Any]) -> int:
+    """Bytes of what a LightningModule holds beside these of its modules: tensors, gradients, optimizers' state."""
+    own = {id(tensor) for part in parts for tensor in (*part.parameters(), *part.buffers())}
     rest = [parameter for parameter in module.parameters() if id(parameter) not in own]
     tensors = [*rest, *(buffer for buffer in module.buffers() if id(buffer) not in own)]
     gradients = storage_bytes([parameter for parameter in rest if parameter.requires_grad])
-    state = count(listed(optimizers), rest).footprint.state_bytes if optimizers else 0
+    steppers = [item for item in optimizers if holds_some(item, rest)]
+    state = count(listed(steppers), rest).footprint.state_bytes if steppers else 0
     return storage_bytes(tensors) + gradients + state
 
 
