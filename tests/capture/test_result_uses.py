@@ -261,22 +261,44 @@ print(found)
 """
 
 
-@pytest.mark.parametrize(
-    ("inside", "behind", "alone"),
-    [
-        ("pass", "del out", True),
-        ("pass", "print(out.logits)", False),
-        ("return out", "", False),
-        ("pass", "found.append(len(globals()) < 0)", False),
-        ("self.eval = None", "", True),
-    ],
-)
-def test_variables_of_a_script_are_its_own(inside: str, behind: str, alone: bool, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT.format(inside=inside, behind=behind))
-    root = str(Path(__file__).parents[2])
-    command = [sys.executable, str(tmp_path / "train.py")]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": root})
-    assert (str(alone) in ran.stdout) and (str(not alone) not in ran.stdout)
+SCRIPTS = {
+    ("pass", "del out"): True,
+    ("pass", "print(out.logits)"): False,
+    ("return out", ""): False,
+    ("pass", "found.append(len(globals()) < 0)"): False,
+    ("self.eval = None", ""): True,
+}
+
+# Each in a copy of a process that has imported what they import, and, as Python runs a script, with no frame below it:
+# so functions are called that are registered for the process's end.
+RUN_ALL = """
+import atexit, os, sys
+import tests.capture.test_result_uses
+
+for path in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        sys.stdout = open(path + ".out", "w")
+        atexit.register(exec, compile(open(path).read(), path, "exec"), {"__name__": "__main__", "__file__": path})
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0, path
+"""
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], str]:
+    """What each of the scripts has printed."""
+    folder, root = tmp_path_factory.mktemp("scripts"), str(Path(__file__).parents[2])
+    paths = {case: folder / f"train_{number}.py" for number, case in enumerate(SCRIPTS)}
+    for (inside, behind), path in paths.items():
+        path.write_text(SCRIPT.format(inside=inside, behind=behind))
+    subprocess.run([sys.executable, "-c", RUN_ALL, *paths.values()], check=True, env={**os.environ, "PYTHONPATH": root})
+    return {case: path.with_name(f"{path.name}.out").read_text() for case, path in paths.items()}
+
+
+@pytest.mark.parametrize("case", SCRIPTS, ids="-".join)
+def test_variables_of_a_script_are_its_own(case: tuple[str, str], printed: dict[tuple[str, str], str]) -> None:
+    assert (str(SCRIPTS[case]) in printed[case]) and (str(not SCRIPTS[case]) not in printed[case])
 
 
 def test_variables_of_a_prompt_may_be_read_by_its_next_lines() -> None:

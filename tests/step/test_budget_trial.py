@@ -185,7 +185,7 @@ def test_code_that_runs_out_of_memory_however_little_is_planned_gives_way_to_ope
 @pytest.mark.parametrize("least", [1.01, 9.0], ids=["less than code", "more"])
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 def test_where_operators_do_not_keep_the_budget_either_the_lesser_need_is_named(monkeypatch, steps, least):
-    model, x, budget = budget_and_session(monkeypatch, layers=2)
+    model, x, budget = budget_and_session(monkeypatch, layers=1)
     steps()
     taken = TrialMemory(budget - 10, budget - 5, 50)
     monkeypatch.setattr(trial_steps, "take_step", lambda *args, held=False, **_: Short() if held else taken)

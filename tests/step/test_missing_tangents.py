@@ -142,6 +142,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @needs_compiler
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_zeros_are_there_before_inductor_looks_how_arguments_lie(dynamic: bool, looked: list[int]) -> None:
     """A GPT-2 whose logits are read ended in an AssertionError."""
