@@ -58,7 +58,7 @@ class Kinds:
         """
         likely = torch.is_grad_enabled() and (self._gradients.likely() or hooks_in_force())
         kind = self._several.kind(
-            torch.is_grad_enabled(), self._beside_gradients() or (likely and self._accumulating())
+            torch.is_grad_enabled(), self._beside_gradients() or (likely and self._accumulating()), (args, kwargs)
         )
         kind = kind._replace(loss_alone=self._for_loss_alone(kind))
         # What is captured for other kinds of calls is to be given back first.

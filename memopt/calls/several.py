@@ -52,17 +52,23 @@ class SeveralCalls:
         # Where models share a budget, one may be called for its own loss and for another's, in turn.
         self._turn: tuple[int, int] = (0, 0)
         self._turns: dict[tuple[int, int], int] = {}
-        self._left: dict[Plan, int] = {}  # what the loop has made behind earlier calls, as calls were planned
+        # As calls were planned: bytes that earlier ones hold beside them, and that the loop has made behind those.
+        self._planned: dict[Plan, tuple[int, int]] = {}
 
-    def kind(self, gradients: bool, accumulating: bool) -> Kind:
-        """The kind of a call: of a step of several calls all are planned together, once it is known how many."""
+    def kind(self, gradients: bool, accumulating: bool, given: Any = ()) -> Kind:
+        """The kind of a call: of a step of several calls all are planned together, once it is known how many.
+
+        Args:
+            gradients: whether the call has gradients.
+            accumulating: whether there are gradients of parameters.
+            given: its arguments.
+        """
         if self._budget is None:
             return Kind(gradients, accumulating)
-        earlier = self._sessions.earlier.alive()
+        earlier, others = self._sessions.earlier.alive(), self._sessions.group.alive(self._sessions)
         if not gradients:
-            waiting = [*self._sessions.group.alive(self._sessions), *earlier]
-            kind = Kind(gradients, accumulating, beside=bool(waiting))
-            self._let_go(kind.plan, waiting, self._sessions.around.left)
+            kind = Kind(gradients, accumulating, beside=bool(earlier or others))
+            self._let_go(kind.plan, [others, earlier], given, self._sessions.around.left)
             return kind
         if not earlier:
             self._together = self._sessions.earlier.most
@@ -71,7 +77,7 @@ class SeveralCalls:
         self._calls += 1
         kind = Kind(gradients, accumulating, self._together)
         if not earlier:
-            self._let_go(kind.plan, self._sessions.group.alive(self._sessions))
+            self._let_go(kind.plan, [others], given)
         return kind
 
     def _expected(self) -> int:
@@ -122,20 +128,26 @@ class SeveralCalls:
     def _steps(self) -> list[EarlierCalls]:
         return [*self._sessions.group.steps(self._sessions), self._sessions.earlier]
 
-    def _let_go(self, plan: Plan, earlier: Sequence[Ran], left: int = 0) -> None:
+    def _let_go(self, plan: Plan, waiting: Sequence[Sequence[Ran]], given: Any, left: int = 0) -> None:
         """Plan a call anew where more is held beside it than it was planned for.
 
         Args:
             plan: of the call.
-            earlier: calls of a training step whose backward has not run.
+            waiting: calls of a training step whose backward has not run, of other models and of this one.
+            given: arguments of the call; those that earlier calls have made count once.
             left: bytes that the loop has made behind those and holds.
         """
-        known, held = self._sessions.get(plan), sum(ran.saved for ran in earlier)
-        more = left > self._left.get(plan, 0) + SCALARS or (known is not None and known.planned_beside < held)
+        known, earlier = self._sessions.get(plan), any(waiting)
+        own = arguments_of(given, {}) if earlier else {}
+        held = sum(sum(ran.saved for ran in each) + arguments_beside(each, own) for each in waiting)
+        # What a session counts is of its latest call; other calls of the step may have other arguments.
+        before, behind = self._planned.get(plan, (0, 0))
+        more = known is not None and held > max(before, known.planned_beside)
+        more |= left > behind + SCALARS
         if known is not None and earlier and more:
             self._sessions.forget(plan)
-        if earlier and (more or known is None):
-            self._left[plan] = left
+        if known is None or (earlier and more):
+            self._planned[plan] = held, left
 
     @contextlib.contextmanager
     def beside(self, session: Session, args: Any, kwargs: Any) -> Iterator[None]:
