@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity_options
+from memopt.cli.group import DIFFERENT, USAGE, CommandError, verbosity, verbosity_options
 from memopt.cli.loading import Request, is_keras, is_saved_model, load
 from memopt.cli.output import progress, refuse_existing
 from memopt.cli.printing import check_passes, print_options, printing_onnx
 from memopt.cli.saved_model import convert_folder
-from memopt.cli.steps import steps
 from memopt.cli.to_tensorflow import to_tensorflow
 from memopt.report import write_whole
 
@@ -263,3 +266,23 @@ def _converted(
         if output is None:
             raise
         raise CommandError(f"{output} was not written: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def steps(ctx: click.Context, what: str) -> Iterator[Callable[[str], None]]:
+    """Give a function to call with the name of each step as it begins.
+
+    How many there will be is not known beforehand: the bar says which step runs, the how-manieth, and since when.
+    Nothing is shown where stderr is no terminal, or with -q.
+    """
+    if not sys.stderr.isatty() or verbosity(ctx) < 0:
+        yield lambda step: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("step {task.completed}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def begin(step: str) -> None:
+            bar.update(task, description=f"{what}: {step}", advance=1)
+
+        yield begin

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Sequence
 
 from memopt.comparison.record import Row
-from memopt.report.svg import round_up
 
 _WIDTH, _LEFT, _RIGHT = 880, 190, 120
 _BAR, _GAP = 18, 8
@@ -123,3 +123,9 @@ def _apart(dots: Sequence[tuple[float, float, str]]) -> list[tuple[float, float]
 
 def _short(text: str) -> str:
     return text if len(text) <= 90 else f"{text[:90]}…"
+
+
+def round_up(value: float) -> float:
+    """The least of 1, 2, 5 times a power of ten that is not below `value`, which must be positive: for axes."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value * (1 - 1e-9))

@@ -133,7 +133,7 @@ def compare_cases(
         seconds: after so long whatever has not ended is a row that says so; None: no limit.
         watch: called after every row with what there is so far; models without a row are left out.
     """
-    path = tuple(_search_path())
+    path = tuple(str(Path(entry).resolve()) for entry in sys.path)
     cases = [dataclasses.replace(case, job=dataclasses.replace(case.job, path=path)) for case in cases]
     models = [Progress(case, folder / f"model-{number}") for number, case in enumerate(cases)]
     pool = Pool(folder, timeout, keep_caches, jobs, seconds)
@@ -175,10 +175,6 @@ def _comparison(model: Progress, how: Mapping[str, Any]) -> Comparison:
         versions=_versions(job.device),
         notes=model.notes,
     )
-
-
-def _search_path() -> list[str]:
-    return [str(Path(entry).resolve()) for entry in sys.path]
 
 
 def _device_name(device: str) -> str:

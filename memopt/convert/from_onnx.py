@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx.version_converter
 import onnx_ir as ir
 
 from memopt.budget import format_bytes
@@ -19,16 +20,16 @@ from memopt.convert.errors import ConversionError, DifferenceError
 from memopt.convert.lower import Lowered, lowered
 from memopt.convert.measure import as_file, costs
 from memopt.convert.onnx_file import external_files, read_onnx, size_of
-from memopt.convert.opset import at_opset
 from memopt.convert.options import Options
 from memopt.convert.pipeline import Clock, make_record
 from memopt.convert.record import Conversion, count_nodes
 from memopt.convert.rewriting import check_form, rewritten
 from memopt.convert.verify import OutputEvidence, Run, Runner, compare_all
-from memopt.convert.write import Staged, staged, write_whole
+from memopt.convert.write import SINGLE_FILE_BYTES, Staged, staged, write_whole
+from memopt.errors import first_line
 from memopt.onnx import OnnxEvidence, OnnxEvidenceError, OnnxModelError, prepare
 from memopt.onnx.evidence import Witness
-from memopt.onnx.read import dims, graphs, opset
+from memopt.onnx.read import dims, graphs, opset, weight_bytes
 from memopt.onnx.samples import Sample, UnknownInput, samples
 
 # How much further than the given model's own error against float64 the written one's may be.
@@ -253,3 +254,19 @@ def _refuse_monsters(model: ir.Model, path: Path) -> None:
             if size > limit:
                 has = f"{value.name} would take {format_bytes(size)}"
                 raise ConversionError(f"{path}: {has}, more than half of this machine's memory")
+
+
+def at_opset(model: ir.Model, version: int) -> ir.Model:
+    """Return the model with operators of the version, ready for passes.
+
+    Raises:
+        ConversionError: an operator has no form there that the converter knows, or the weights are too large for it.
+    """
+    if weight_bytes(model) > SINGLE_FILE_BYTES:
+        raise ConversionError(f"weights above {SINGLE_FILE_BYTES} bytes cannot be put at another operator set")
+    try:
+        return prepare(onnx.version_converter.convert_version(ir.to_proto(model), version))
+    except OnnxModelError as error:
+        raise ConversionError(f"at operator set {version} {error}") from error
+    except Exception as error:  # the converter raises whatever comes up
+        raise ConversionError(f"the model cannot be put at operator set {version}: {first_line(error)}") from error

@@ -69,16 +69,12 @@ def _copied(function: Callable[..., Any], inputs: Mapping[str, Any]) -> list[tor
         return None
     wide = copy.deepcopy(function).double()
     with Wide():  # type: ignore[no-untyped-call]
-        return tensors(wide(**{name: _widened_input(value) for name, value in inputs.items()}))
+        return tensors(wide(**{name: pytree.tree_map(_widened, value) for name, value in inputs.items()}))
 
 
 def _in_place(function: Callable[..., Any], inputs: Mapping[str, Any]) -> list[torch.Tensor]:
     with Wide():  # type: ignore[no-untyped-call]
         return tensors(function(**inputs))
-
-
-def _widened_input(value: Any) -> Any:
-    return pytree.tree_map(_widened, value)
 
 
 def _widened(leaf: Any) -> Any:

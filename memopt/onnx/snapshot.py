@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
@@ -9,15 +10,18 @@ import onnx_ir as ir
 from memopt.difference.graph_diff import GraphNode
 from memopt.graph.record import GraphRecord, NodeRecord, StorageRecord, identities, origins
 from memopt.onnx.origin import module_of, source_of
-from memopt.onnx.read import label, subgraphs
-from memopt.onnx.sizes import Shapes, bytes_of_value
-from memopt.onnx.work import operations
+from memopt.onnx.read import argument, attribute, label, subgraphs
+from memopt.onnx.sizes import Shapes, bytes_of_value, shape_of
 
 Changes = Sequence[tuple[Sequence[str], Sequence[str]]]
 
 # Results that engines leave where the operand is.
 _VIEWS = {"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
 _LONGEST = 200
+
+_PRODUCTS = {"MatMul", "FusedMatMul", "Gemm", "FusedGemm"}
+_CONVOLUTIONS = {"Conv", "FusedConv"}
+_COUNTED = {*_PRODUCTS, *_CONVOLUTIONS, "ConvTranspose", "Attention", "MultiHeadAttention"}
 
 
 def snapshot(
@@ -198,3 +202,29 @@ def _dims(value: ir.Value) -> Iterator[str]:
 
 def _plain(text: str) -> str:
     return text.replace("%", "%%")
+
+
+def operations(node: ir.Node, shapes: Shapes) -> int | None:
+    """Floating-point operations of one call, two for a multiplication with its addition.
+
+    Counted are matrix products, convolutions and attention; other nodes have none. None where sizes are not known.
+    """
+    kind = node.op_type
+    if kind not in _COUNTED:
+        return 0
+    found = [shape_of(argument(node, place), shapes) for place in range(3)]
+    first, second, third = found
+    result = shape_of(node.outputs[0], shapes)
+    if not first or not second or result is None:
+        return None
+    if kind in _PRODUCTS:
+        turned = bool(attribute(node, "transA", 0))
+        return 2 * math.prod(result) * first[-2 if turned and len(first) > 1 else -1]
+    if kind in _CONVOLUTIONS:
+        return 2 * math.prod(result) * math.prod(second[1:])
+    if kind == "ConvTranspose":
+        return 2 * math.prod(first) * math.prod(second[1:])
+    if third is None or not len(first) == len(second) == len(third):
+        return None
+    # Scores: every query beside every key; then every score beside every value.
+    return 2 * math.prod(first[:-1]) * second[-2] * (first[-1] + third[-1])

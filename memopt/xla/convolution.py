@@ -27,12 +27,8 @@ def _forward(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, grou
         rhs_dilation=many(dilation, count),
         dimension_numbers=numbers,
         feature_group_count=groups,
-        precision=jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 and not _tf32() else None,
+        precision=jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 and not torch.backends.cudnn.allow_tf32 else None,
     )
-
-
-def _tf32() -> bool:
-    return bool(torch.backends.cudnn.allow_tf32)
 
 
 def _convolve(

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import resource
@@ -5,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import click
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -14,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from memopt import models
+from memopt.cli.convert import steps
 from memopt.convert import pipeline
 from tests.cli.conftest import assert_one_line, left_in
 from tests.convert.conftest import _unmeasured  # noqa: F401
@@ -319,3 +322,22 @@ def test_without_onnx_all_extras_that_the_source_needs_are_named_at_once(folder)
     ended = subprocess.run([sys.executable, "-c", code, *sources], capture_output=True, text=True, check=True)
     expected = [f"1 error: converting needs onnx: pip install memopt[{extra}]" for extra in sources.values()]
     assert ended.stdout.splitlines() == expected
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def shown(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    with steps(click.Context(click.Command("x")), "converting m") as begin:
+        for step in ("capture", "export"):
+            begin(step)
+    return stream.getvalue()
+
+
+def test_steps_are_shown_on_a_terminal_only(monkeypatch):
+    assert shown(monkeypatch, io.StringIO()) == ""
+    assert "converting m: export" in shown(monkeypatch, Terminal())

@@ -1,11 +1,14 @@
 """Plots of a comparison: every row has its bar or its reason, every dot its name, and all is well formed."""
 
 import itertools
+import math
 import xml.dom.minidom
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from memopt.comparison.plots import bars_svg, scatter_svg
+from memopt.comparison.plots import bars_svg, round_up, scatter_svg
 from memopt.comparison.record import Row
 
 
@@ -103,3 +106,16 @@ def test_names_of_dots_in_one_place_do_not_lie_on_one_another(count):
 def test_figures_of_zero_have_a_place():
     (dot,) = elements(scatter([Row("aten", seconds=(0.0,), allocated_bytes=0)]), "circle")
     assert number(dot, "cx") == 90 and 0 < number(dot, "cy") < 320
+
+
+@pytest.mark.parametrize(("value", "step"), [(1, 1), (1.01, 2), (3, 5), (7, 10), (0.03, 0.05), (250, 500), (1e9, 1e9)])
+def test_round_up(value, step):
+    assert round_up(value) == pytest.approx(step)
+
+
+@given(st.floats(1e-9, 1e15))
+def test_is_one_two_or_five_and_not_far(value):
+    step = round_up(value)
+    assert value * (1 - 1e-6) <= step <= value * 2.5 * (1 + 1e-6)
+    digits = step / 10 ** math.floor(math.log10(step) + 1e-9)
+    assert min(abs(digits - known) for known in (1, 2, 5, 10)) < 1e-6
