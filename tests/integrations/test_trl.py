@@ -9,6 +9,7 @@ pytest.importorskip("trl", reason="make test-integrations installs it")
 import datasets
 import transformers
 import trl
+import trl.trainer.utils
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -80,3 +81,13 @@ def test_losses_and_gradients_are_those_of_the_trainer_alone(trainer, options, t
         assert one == pytest.approx(other, rel=1e-2 if options.get("bf16") else 1e-5)
     assert callback.report.measured_peak_bytes <= 40 * 10**6
     assert "training" in [program.kind for program in callback.report.programs]  # not of the reference's calls
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo"])
+def test_vocabularies_of_several_tiles(trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(trl.trainer.utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 24)  # of 64 words; 32,768 of real ones
+    alone = trained(trainer, [], tmp_path)
+    callback = MemoptCallback(budget="40MB", backend="aten")
+    for one, other in zip(trained(trainer, [callback], tmp_path), alone, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+    assert "training" in [program.kind for program in callback.report.programs]
