@@ -133,17 +133,27 @@ def outcome(op: Any, samples: Sequence[Any]) -> str:
     return compared(calls, found, expected)
 
 
-def all_equal(calls: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether samples of several operators, captured as one module, give bitwise what eager does.
+def unequal(calls: Sequence[tuple[Any, Any]]) -> list[Any]:
+    """Operators whose samples, captured as one module with those of others, do not give bitwise what eager does.
+
+    All of them where the module is refused.
 
     Raises:
         memopt.ProgramError, memopt.PassError, or whatever else fails: an internal error.
     """
+    operators = [op for op, _ in calls]
     try:
         expected, found = both(Calls(calls))
     except (Refused, CaptureError):
-        return False
-    return same_kind(found, expected) and all(map(same, found, expected))
+        return operators
+    if not same_kind(found, expected):
+        return operators
+    with torch.no_grad():
+        torch.manual_seed(0)
+        results = Calls(calls)
+        each = zip(operators, results(*results.values()), strict=True)
+        owners = [op for op, value in each for _ in pytree.tree_leaves(value)]
+    return [op for op, one, other in zip(owners, found, expected, strict=True) if not same(one, other)]
 
 
 class Refused(Exception):
