@@ -98,7 +98,7 @@ def test_what_a_checkpoint_calls_again_is_planned_alike() -> None:
 
 
 REPLICATED = """
-import sys, torch, torch.distributed as dist
+import gc, sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 import memopt
 from tests.capture.test_loss_alone import LABELS, Model, X
@@ -108,6 +108,7 @@ def train(called):
         out = called(X, LABELS)
         out.loss.backward()
 
+gc.freeze()  # what imports keep is in no collection, as in tests
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 twin = Model()
 train(twin)

@@ -180,7 +180,7 @@ def test_json_holds_the_record(run):
 
 def test_a_dry_run_writes_nothing(run, folder):
     before = left_in(folder)
-    assert run("convert", "gpt2:tiny", "--dry-run").exit_code == 0
+    assert run("convert", "factories:pair", "--dry-run").exit_code == 0
     assert left_in(folder) == before
 
 
@@ -276,9 +276,9 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_any_work(run, fold
 def test_a_full_disk_is_one_line_and_leaves_nothing(run, folder):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
     try:
-        result = run("convert", "gpt2:tiny", "-o", "m.onnx", "--no-measure")
+        result = run("convert", "factories:pair", "-o", "m.onnx", "--no-measure")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
@@ -291,7 +291,7 @@ def test_an_interrupt_leaves_nothing(run, folder, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pipeline, "verify", interrupted)
-    result = run("convert", "resnet18:tiny", "-o", "m.onnx", "--no-measure")
+    result = run("convert", "factories:pair", "-o", "m.onnx", "--no-measure")
     assert result.exit_code == 1 and "Aborted" in result.stderr
     assert left_in(folder) == ["factories.py"]
 
