@@ -64,6 +64,7 @@ def test_models_equal_eager_and_allocate_their_results_only(name):
     assert compiled.report.backend == "static"
 
 
+@pytest.mark.quick("resnet18", "unet")
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_large", "unet"])
 def test_channels_last_models_allocate_their_results_only(name):
     model, inputs = build(name, labels=False)
@@ -84,6 +85,7 @@ def run_args(program, inputs):
     return [program.state[entry.name] if entry.name in program.state else next(users) for entry in kinds]
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("batch", [1, 2])
 def test_densenet_copies_no_concatenation(batch):
     model = memopt.models.build("densenet121", layers=(6, 12)).eval()

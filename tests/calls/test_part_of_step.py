@@ -77,6 +77,7 @@ def _peak(loop):
     return memopt.measure(loop).peak_bytes
 
 
+@pytest.mark.quick("0.75")
 @pytest.mark.parametrize("fraction", [0.9, 0.75])
 def test_a_fraction_of_a_cell_is_of_all_its_calls(fraction):
     """Each call for itself has nothing to give: of six of them what is saved is most."""

@@ -46,6 +46,7 @@ def test_of_equal_blocks_one_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({memory.of[node] for node in made}) == 4
 
 
+@pytest.mark.quick("gpt2_medium", "unet", "llama_1b")
 @pytest.mark.parametrize("name", ["gpt2_medium", "resnet50", "unet", "llama_1b"])
 def test_results_lie_as_if_they_were_run(name: str) -> None:
     model = memopt.models.build(name, tiny=True)

@@ -44,6 +44,7 @@ def test_plan_without_limit_is_nearly_free_and_an_impossible_limit_is_reported(p
     check(problem, least.schedule, least.peak_bytes, None)
 
 
+@pytest.mark.quick("25", "64")
 @pytest.mark.parametrize("layers", [25, 36, 64, 100])
 def test_a_chain_needs_twice_its_square_root_for_less_than_one_more_forward(layers):
     problem, limit = chain(layers), 2 * math.isqrt(layers) + 1
