@@ -111,3 +111,28 @@ def test_a_report_says_the_budget_as_it_is_by_now():
     before = run.report.budget_bytes
     run._memopt.sessions.reference.loops(before + 1000)  # a later call of its first step was seen to take more
     assert run.report.budget_bytes == before + 1000
+
+
+@pytest.mark.gpu
+def test_models_of_one_budget_keep_no_memory_from_each_other():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    models = [
+        nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.GELU())]).cuda() for _ in range(2)
+    ]
+    optimizers = [torch.optim.SGD(model.parameters(), 1e-3) for model in models]
+    budget = 2 * 3 * 8 * 2**20 + 300 * 2**20
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    make, judge = memopt.compile(models, budget, optimizer=optimizers)
+    for _ in range(6):
+        made = make(torch.randn(8192, 512, device="cuda"))
+        (judge(torch.randn(8192, 512, device="cuda")).mean() - judge(made.detach()).mean()).backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+        judge(made).mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not any(run._memopt.sessions.graph_pool for run in (make, judge))
+    assert torch.cuda.max_memory_reserved() <= budget + 32 * 2**20  # libraries' workspaces come on top, and are said
