@@ -121,7 +121,7 @@ def test_models_of_one_budget_keep_no_memory_from_each_other():
         nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.GELU())]).cuda() for _ in range(2)
     ]
     optimizers = [torch.optim.SGD(model.parameters(), 1e-3) for model in models]
-    budget = 2 * 3 * 8 * 2**20 + 300 * 2**20
+    budget = 450 * 2**20
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     make, judge = memopt.compile(models, budget, optimizer=optimizers)
