@@ -361,8 +361,8 @@ class Sessions(Mapping[Plan, Session]):
 
     def _graph_pool_here(self) -> GraphPool | None:
         """Where training steps are captured, the same for all of them; None where they cannot be."""
-        if is_sharded(self._model) or self.group.several:  # gathered elsewhere in each step; memory is had in turn
-            return None
+        if is_sharded(self._model) or (self.group.several and self._options.budget is not None):
+            return None  # what is gathered lies elsewhere in each step; other models of the budget have it in turn
         if self.graph_pool is None and any(parameter.is_cuda for parameter in self._model.parameters()):
             self.graph_pool = GraphPool(CudaGraphCapturer(), functools.partial(gradients_of, weakref.ref(self._model)))
         return self.graph_pool
