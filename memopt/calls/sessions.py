@@ -248,11 +248,11 @@ class Sessions(Mapping[Plan, Session]):
         self.group.begins(self)
         left, before, beside = self.around.close(), self.around.seen, self.group.others.beside_step
         self._over.see_apart(self.around, beside, self.last)
-        self.around.begins(0 if new_step else left, new_step=new_step, given=given)
         if self.around.seen != before and self._over.latest is not None:
             self.look(*self._over.latest)
-        elif self.around.seen != before:
-            self._over.sees_ahead({session: self._seen(plan) for plan, session in self._sessions.items()})
+        self.around.begins(0 if new_step else left, new_step=new_step, given=given)
+        if self.around.seen != before:
+            self._over.sees_more({session: self._seen(plan) for plan, session in self._sessions.items()})
         if new_step and not has_group():  # ranks plan the same
             due = self._over.due()
             for plan in [plan for plan, session in self._sessions.items() if session in due]:
@@ -273,7 +273,7 @@ class Sessions(Mapping[Plan, Session]):
             window.close()
         elif session.ran and not hooks_in_force():
             calls = self.earlier.alive() or [Ran(tuple(session.ran), {})]
-            self._over.latest = session, calls
+            self._over.ran(session, calls)
             self.whole_steps.ended(session)
             look = functools.partial(look_at, weakref.ref(self), weakref.ref(session), calls, self.group.alive(self))
             early = 0 if session.ran[0].key == EAGER else session.allowance.tangents.early

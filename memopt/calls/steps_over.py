@@ -31,6 +31,15 @@ class StepsOver:
         self.said: list[str] = []
         self.latest: tuple[Session, Sequence[Ran]] | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        # The latest step of each set of graphs, by their keys: the next one may be any of them.
+        self._known: weakref.WeakKeyDictionary[Session, dict[tuple[str, ...], Sequence[Ran]]]
+        self._known = weakref.WeakKeyDictionary()
+
+    def ran(self, session: Session, calls: Sequence[Ran]) -> None:
+        """A call of a session has run with gradients, the latest of these."""
+        self.latest = session, calls
+        graphs = tuple(graph.key for ran in calls for graph in ran.graphs)
+        self._known.setdefault(session, {})[graphs] = [ran.without_programs() for ran in calls]
 
     def see_apart(self, around: Around, beside: int, session: Session | None) -> None:
         """A call begins: see what the process has held while no graph of the model ran, where that is over the budget.
@@ -43,11 +52,18 @@ class StepsOver:
         before = self._apart(BEFORE.ends(around), beside, session, before=True)
         around.saw_apart(before, self._apart(around.took_after(), beside, session))
 
-    def sees_ahead(self, seen: Mapping[Session, Seen]) -> None:
-        """The loop was seen to hold this before any call with gradients: what was planned ahead is planned anew."""
+    def sees_more(self, seen: Mapping[Session, Seen]) -> None:
+        """The loop holds more around the step to come than was known: what is over its budget then is planned anew.
+
+        Before any call with gradients that is what was planned ahead for the loss alone.
+
+        Args:
+            seen: what it was seen to hold by now, of each session.
+        """
         for session, held in seen.items():
             session.sees(held)
-            if session.fallbacks.by_loss_alone.has_seen:
+            ahead = self.latest is None and session.fallbacks.by_loss_alone.has_seen
+            if ahead or any(session.excess_around(calls)[0] for calls in self._known.get(session, {}).values()):
                 self._sessions.add(session)
 
     def _apart(self, most: int, beside: int, session: Session | None, *, before: bool = False) -> int:
@@ -113,4 +129,5 @@ class StepsOver:
     def forget(self) -> None:
         """All is planned anew; what was said stays."""
         self.latest = None
+        self._known.clear()
         self._sessions.clear()

@@ -107,6 +107,12 @@ class Ran:
         """All of it, as a call that can be recomputed; None where it cannot be."""
         return self.calls[0]() if len(self.calls) == len(self.graphs) == 1 else None
 
+    def without_programs(self) -> Ran:
+        """The same of which figures alone are kept."""
+        before = None if self.before is None else self.before.without_programs()
+        graphs = tuple(dataclasses.replace(graph, program=None) for graph in self.graphs)
+        return dataclasses.replace(self, graphs=graphs, before=before)
+
     def without_saved(self, call: RecomputedCall) -> Ran:
         """The same of which only outputs stay until its backward, which begins with forward once more.
 

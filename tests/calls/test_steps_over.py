@@ -158,3 +158,36 @@ def test_what_a_loop_trains_on_the_outputs_of_a_call_that_has_no_backward_is_sai
     with pytest.raises(memopt.BudgetError, match="with all of the process") as refused:
         steps(memopt.compile(model, budget, backend="aten"), model, x, 4)
     assert 0.9 * peak < refused.value.minimum_bytes < 1.1 * peak
+
+
+class _Returns(nn.Module):
+    """Returns twice what its layers make, too, where that is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6))
+
+    def forward(self, x, all_of_them=False):
+        made = []
+        for layer in self.layers:
+            x = layer(x)
+            made.append(x.detach().repeat(2, 1))
+        return (x, *made) if all_of_them else (x,)
+
+
+def test_what_a_step_of_another_graph_leaves_is_planned_for_before_the_next():
+    torch.manual_seed(0)
+    model, x, left = _Returns(), torch.randn(512, 64), []
+
+    def step(call, all_of_them):
+        left[:] = call(x[:256] if all_of_them else x, all_of_them)
+        left[0].square().mean().backward()
+        model.zero_grad()
+
+    peaks = [peak_of(lambda more=more: step(model, more), model, x) for more in (False, True, False)]
+    left.clear()
+    torch._dynamo.reset()
+    run = memopt.compile(model, int(0.8 * max(peaks)), backend="aten")
+    for number in range(7):
+        step(run, number == 4)
+    assert not any("over its budget" in note for note in run.report.notes)
