@@ -22,7 +22,7 @@ class Asked:
     def likely(self):
         return self._likely
 
-    def kind(self, gradients, accumulating):
+    def kind(self, gradients, accumulating, given):
         return Kind(gradients, accumulating)
 
     def find(self, kind, args, kwargs, *, early):
