@@ -29,6 +29,7 @@ from benchmarks.allocator_watch import Watch, preloaded
 
 NEW = ("changes", "contrast", "generation", "policies", "beside", "accumulation", "step_ends", "weights")
 NEW += ("after_backward", "inner_calls", "held_out", "pairs", "pairs_of_models", "own_state", "practice")
+NEW += ("changing_graphs",)
 CLOSE = {"aten": 0.0, "inductor": 2e-3}  # of numbers, beside the largest: code rounds otherwise, and steps add that up
 EFFORT, PATIENCE = 100_000, 4  # of searches: a step keeps within whatever plan was found
 KINDS = ("fraction", "bytes")

@@ -9,6 +9,7 @@ from benchmarks.loops import (  # noqa: F401
     after_backward,
     beside,
     changes,
+    changing_graphs,
     contrast,
     generation,
     held_out,
