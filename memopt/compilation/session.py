@@ -196,7 +196,7 @@ class Session(PlannedStep):
         if self.collection.graphs is not None:
             self.collection.graphs.append(program)
             return self.known_plans.replayed(known, program, self.stages()) if self.collection.rehearsing else program
-        if request.search and known in self.known_plans and self._planned_beside_the_same(known, program):
+        if request.search and self._is_planned_beside_the_same(known, program):
             last = self.step.planned[0] if self.step is not None and self.one_graph else None
             if last is not None and last.source is program and last.choice is not None:
                 return last.program  # planned a moment ago, and not replaced since
@@ -212,10 +212,10 @@ class Session(PlannedStep):
         schedule = planned.choice.plan.schedule if planned.choice else None
         return self.known_plans.replayed_by(known, program, self.stages(), schedule)
 
-    def _planned_beside_the_same(self, known: Known, program: Program) -> bool:
-        """Whether a graph that is planned was so together with the graphs of the other calls of this very step."""
+    def _is_planned_beside_the_same(self, known: Known, program: Program) -> bool:
+        """Whether a graph is planned, and that together with the graphs of the other calls of this very step."""
         if self.calls == 1 or self.broken or self.collection.complete:
-            return True
+            return known in self.known_plans
         every, _ = self._with_other_calls([program])
         return self.known_plans.serves(known, [self.known(fingerprint(each)) for each in every])
 
